@@ -9,13 +9,13 @@ from mgpu_helpers.lessons import digits, networks
 class Step:
     """A training step laid out over devices, with Adam, in a Session of its own."""
 
-    def __init__(self, plan, network, layout: scaling.Layout, only_host=False, colocate=True):
+    def __init__(self, plan, network, setting: scaling.Setting, only_host=False, colocate=True):
         import tensorflow.compat.v1 as tf1
 
-        split, on_host = layout.path == "split", layout.variables == "host" or only_host
-        where = (plan.host,) if only_host else plan.devices[: layout.devices]
+        split, on_host = setting.path == "split", setting.variables == "host" or only_host
+        where = (plan.host,) if only_host else plan.devices[: setting.devices]
         home, self.devices = plan.host if on_host else where[0], (plan.host, *where)
-        images, labels = digits.load(layout.global_batch_size)
+        images, labels = digits.load(setting.global_batch_size)
         with tf1.Graph().as_default() as graph:
             with tf1.device(plan.host):
                 x, y = (tf1.placeholder(each.dtype, each.shape) for each in (images, labels))

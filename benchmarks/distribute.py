@@ -106,8 +106,8 @@ def worker() -> None:
     """Be a one-core process: train on half the batch for every line that comes in."""
     from mgpu_helpers.lessons import networks
 
-    layout = scaling.Layout(1, GLOBAL_BATCH // 2, "host")
-    step = Step(devices.setup(1, exact=True), networks.tensorlight(width=0.25), layout)
+    setting = scaling.Setting(1, GLOBAL_BATCH // 2, "host")
+    step = Step(devices.setup(1, exact=True), networks.tensorlight(width=0.25), setting)
     step()
     _workers.serve(lambda: clocked(lambda: [step() for _ in range(STEPS)])[0])
 
@@ -172,7 +172,7 @@ def main() -> None:
     fit = _mirrored.fit(strategy, data, STEPS)
     end, ends = fit.pop("end"), []
     workers = [_workers.start(__file__, "worker") for _ in range(2)]
-    one = Step(plan, network, scaling.Layout(1, GLOBAL_BATCH, "host"))
+    one = Step(plan, network, scaling.Setting(1, GLOBAL_BATCH, "host"))
     _workers.together(workers)
 
     def often(one):

@@ -92,7 +92,7 @@ def main() -> None:
     fetches = [f"{scope}/train_step" for scope in scopes]
     batches = [batch] * STEPS
     works = {
-        "one after the other": lambda: ensemble.train(members, batches, at_once=False),
+        "one after the other": lambda: [ensemble.train([each], batches) for each in members],
         "a thread for each": lambda: ensemble.train(members, batches),
         "one graph with both": lambda: [both.run(fetches, feed) for _ in range(STEPS)],
     }

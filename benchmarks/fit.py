@@ -71,7 +71,7 @@ def ways(plan, size):
     if size == SIZES[0]:  # where what a step costs besides its work weighs most
         compared["fit without the room"] = fitting(to_one.scope(), size)
     else:
-        compared[PARALLEL] = on_one(size, lambda model: fit.parallel(model, plan.devices))
+        compared[PARALLEL] = on_one(size, lambda model: fit.use(model, plan.devices))
     return compared
 
 

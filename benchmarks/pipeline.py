@@ -5,66 +5,72 @@ python benchmarks/pipeline.py    writes results/pipeline.json
 
 from __future__ import annotations
 
+import sys
 import time
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import _cards as results
 from _rounds import enough
-from mgpu_helpers import devices, memory, pipeline, trace
-from mgpu_helpers.lessons import digits, networks, schedules
+from mgpu_helpers import devices, fit, memory, pipeline, trace
+from mgpu_helpers.lessons import digits, schedules
+from mgpu_helpers.lessons.state import at_rest
 
-NETWORK = networks.jang(hidden=7200, width=0.25)
-ARTICLE, LAYERS = ["fc1"], ["conv1", "conv2", "conv3", "fc1", "output"]
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from keras_models import lesson  # noqa: E402
+
 SMALL, LARGE, PIECES, TRACES = 128, 1024, 8, 3
 
 
 class Step:
-    """A training step of the network, cut and in pieces, in a Session of its own."""
+    """A training step of the article's network by Keras: on one device, or as `fit.use` is told."""
 
-    def __init__(self, plan: devices.Plan, starts, schedule, size: int, optimizer: str) -> None:
-        import tensorflow.compat.v1 as tf1
+    def __init__(self, plan: devices.Plan, size: int, optimizer: str, **layout: Any) -> None:
+        import keras
+        import tensorflow as tf
 
-        where = plan.devices[: len(starts) + 1]
-        with tf1.Graph().as_default() as graph:
-            with tf1.device(plan.host):
-                x = tf1.placeholder(tf1.float32, [None, 28, 28, 1])
-                y = tf1.placeholder(tf1.int64, [None])
-            stages = networks.stages(NETWORK, starts, where)
-            _, gradients = pipeline.gradients(stages, networks.loss, x, y, schedule)
-            pairs = [(gradients[n], w) for stage in stages for n, w in stage.weights.items()]
-            self.train = getattr(tf1.train, optimizer)(1e-3).apply_gradients(pairs)
-            init = tf1.global_variables_initializer()
-        config = plan.session_config(soft_placement=True)
-        self.session = tf1.Session(graph=graph, config=config)
-        self.session.run(init)
-        images, labels = digits.load(size)
-        self.feed = {x: images, y: labels}
+        self.where = plan.host if layout else plan.devices[0]
+        with tf.device(self.where):
+            self.model = lesson("jang", 0.25, 7200)
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            self.model.compile(optimizer, loss, jit_compile=False)
+        if layout:
+            begin = layout.pop("begin", None)  # the numbers of layers, whose names Keras counts on
+            stages = 2 if begin is None else [self.model.layers[i].name for i in begin]
+            fit.use(self.model, plan, stages=stages, **layout)
+        self.data = digits.load(size)
         self.seconds()
 
     def seconds(self) -> float:
+        import tensorflow as tf
+
         began = time.perf_counter()
-        self.session.run(self.train, self.feed)
+        with tf.device(self.where):
+            self.model.train_on_batch(*self.data)
         return time.perf_counter() - began
 
     def trace(self) -> trace.Trace:
-        return trace.session_step(self.session, self.train, self.feed)[1]
+        import tensorflow as tf
+
+        with tf.device(self.where):
+            return trace.fit_step(self.model, self.data)
 
 
-def largest_part(plan: devices.Plan, starts: list[str]) -> dict[bool, int]:
+def largest_part(plan: devices.Plan, **layout: Any) -> dict[bool, int]:
     """Give the bytes of the part that holds most: weights, Adam's slots, and the step's peak.
 
     That is with and without scratch, which a library borrows for one operation at a time. A cut
     does not share it out where one part has all convolutions.
     """
-    step = Step(plan, starts, None, SMALL, "AdamOptimizer")
+    step = Step(plan, SMALL, "adam", **layout)
     traces = [step.trace() for _ in range(TRACES)]
-    parts = list(zip(networks.cut(NETWORK, starts), plan.devices, strict=False))
-    own = [4 * networks.parameters(part) for part, _ in parts]
+    weights, slots = at_rest(step.model.weights), at_rest(step.model.optimizer.variables)
     return {
         scratch: max(
-            median(memory.by_use(each, device, weights=weights, slots=2 * weights,
+            median(memory.by_use(each, device, weights=weights[device], slots=slots[device],
                                  scratch=scratch).total for each in traces)
-            for weights, (_, device) in zip(own, parts, strict=True)
+            for device in plan.devices[: 2 if layout else 1]
         )
         for scratch in (False, True)
     }  # fmt: skip
@@ -82,20 +88,19 @@ def allowed(traces: list[trace.Trace], order: list[list[str]]) -> float:
 def main() -> None:
     plan = devices.setup(2, exact=True)
     print(plan)
-    whole, half = largest_part(plan, []), largest_part(plan, ARTICLE)
-    uncut = Step(plan, [], None, LARGE, "GradientDescentOptimizer")
-    cut = pipeline.best_cut(uncut.trace(), plan.devices, LAYERS)
+    uncut = Step(plan, LARGE, "sgd")
+    whole, half = largest_part(plan), largest_part(plan, pieces=1)
+    cut = pipeline.best_cut(uncut.trace(), plan.devices, pipeline.places(uncut.model))
     print(cut)
-    ways = {
-        "one after the other": pipeline.one_by_one,
-        "all forward first": pipeline.all_forward,
-        "one forward, one back": pipeline.one_forward_one_backward,
+    names = [layer.name for layer in uncut.model.layers]
+    begin = [names.index(start) for start in cut.starts]
+    ways: dict[str, dict[str, Any]] = {
+        "in one piece": {"pieces": 1},
+        "all forward first": {"pieces": PIECES, "schedule": "all forward first"},
+        "one forward, one back": {"pieces": PIECES},
     }
-    orders = {"in one piece": pipeline.one_by_one(2, 1)}
-    orders |= {name: way(2, PIECES) for name, way in ways.items()}
     steps = {"uncut": uncut} | {
-        name: Step(plan, list(cut.starts), order, LARGE, "GradientDescentOptimizer")
-        for name, order in orders.items()
+        name: Step(plan, LARGE, "sgd", begin=begin, **way) for name, way in ways.items()
     }
     taken: dict[str, list[float]] = {name: [] for name in steps}
 
@@ -113,8 +118,9 @@ def main() -> None:
         name: median(each.peak(plan.devices[0]) for each in traces[name]) for name in traces
     }
     best = "one forward, one back"
-    bound = median(taken["in one piece"]) / allowed(traces["in one piece"], orders[best])
-    others = ("uncut", "one after the other", "all forward first")
+    order = pipeline.one_forward_one_backward(2, PIECES)
+    bound = median(taken["in one piece"]) / allowed(traces["in one piece"], order)
+    others = ("uncut", "all forward first")
     held_of_all = peaks[best] / peaks["all forward first"]
     ratios = [
         results.Ratio("cut in two, largest part of whole", round(half[False] / whole[False], 4),

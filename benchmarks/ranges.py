@@ -4,8 +4,8 @@ python benchmarks/ranges.py                writes results/ranges.json: three sma
 python benchmarks/ranges.py all            five, and twelve of keras.applications: hours
 python benchmarks/ranges.py VGG16 text     two batches of these
 
-Each is traced with oneDNN and without, in `fit`, under `fit.strategy`, with `fit.parallel`,
-`fit.accumulate` and `fit.recompute`. What is in the range is what tensors hold; of convolutions
+Each is traced with oneDNN and without: in `fit`, under `fit.strategy`, and with `fit.use` in
+shares, in pieces and recomputed. What is in the range is what tensors hold; of convolutions
 without oneDNN, what `borrowed` says comes on top.
 """
 

@@ -22,16 +22,16 @@ SHARED = 840  # the global batch of the P40 note's network
 
 
 def notebook() -> dict[str, scaling.Measurement]:
-    """List the layouts of the tensorlight notebook once each, with what they took there."""
+    """List the settings of the tensorlight notebook once each, with what they took there."""
     apart = published.TENSORLIGHT_APART
     named = {"CPU only": apart["CPU only"], "split, colocated": published.TENSORLIGHT_SPLIT}
     named["split, not colocated"] = apart["not colocated"]
-    return named | {repr(row.layout): row for row in published.TENSORLIGHT}
+    return named | {repr(row.setting): row for row in published.TENSORLIGHT}
 
 
 def off(fitted: Fit, row: scaling.Measurement) -> float:
     """Give the error of what is predicted for a row."""
-    return fitted.predict(row.layout).total / row.seconds - 1
+    return fitted.predict(row.setting).total / row.seconds - 1
 
 
 def forecasts(ratios: list[results.Ratio]) -> dict[str, dict[str, float]]:
@@ -40,11 +40,11 @@ def forecasts(ratios: list[results.Ratio]) -> dict[str, dict[str, float]]:
     for machine, table in (("P100", published.DGX_1), ("K80", published.K80)):
         errors = numbers[machine] = {}
         for work, rows in table:
-            fitted = scaling.fit(work, [row for row in rows if row.layout.devices < 8])
-            for row in (row for row in rows if row.layout.devices == 8):
-                errors[f"{work.name}, {row.layout}"] = round(off(fitted, row), 4)
-                print(f"{machine:5}{work.name:12} {row.layout!r:38} {row.seconds:.3g} s, from 1, 2 "
-                      f"and 4 GPUs: {fitted.predict(row.layout).total}")  # fmt: skip
+            fitted = scaling.fit(work, [row for row in rows if row.setting.devices < 8])
+            for row in (row for row in rows if row.setting.devices == 8):
+                errors[f"{work.name}, {row.setting}"] = round(off(fitted, row), 4)
+                print(f"{machine:5}{work.name:12} {row.setting!r:38} {row.seconds:.3g} s, from 1, "
+                      f"2 and 4 GPUs: {fitted.predict(row.setting).total}")  # fmt: skip
         name = f"8 {machine} from 1, 2 and 4, error"
         ratios.append(results.Ratio.of(name, np.abs([*errors.values()]), 0.10, at_least=False))
     return numbers
@@ -55,20 +55,20 @@ def main() -> None:
     print(plan)
     network, table = networks.tensorlight(width=WIDTH), notebook()
     steps = {
-        name: Step(plan, network, row.layout, name == "CPU only", "not" not in name)
+        name: Step(plan, network, row.setting, name == "CPU only", "not" not in name)
         for name, row in table.items()
     }
     times = several(steps, warmup=2, share=1 / 3)
 
     def share(name: str, seconds: float) -> float:
-        return seconds / table[name].layout.global_batch_size
+        return seconds / table[name].setting.global_batch_size
 
     one, rows, ratios = "1 device x 128", {}, []
     print(f"{'an example, relative to one device':40}   here  there   2000 steps   held")
     for name, timed in times.items():
         here = share(name, timed.median) / share(one, times[one].median)
         there = share(name, table[name].seconds) / share(one, table[one].seconds)
-        held, beyond = steps[name].held(), table[name].layout.devices > plan.cores
+        held, beyond = steps[name].held(), table[name].setting.devices > plan.cores
         rows[name] = {
             "ms_a_batch": round(1e3 * timed.median, 2), "of_one_device": round(here, 3),
             "published_of_one_device": round(there, 3), "held_MB": round(held / 1e6, 1),
@@ -89,7 +89,7 @@ def main() -> None:
 
     small = networks.p40(width=WIDTH)
     shared = several(
-        {n: Step(plan, small, scaling.Layout(n, SHARED // n)) for n in (1, 2, 4, 8)},
+        {n: Step(plan, small, scaling.Setting(n, SHARED // n)) for n in (1, 2, 4, 8)},
         warmup=2, share=1 / 2,
     )  # fmt: skip
     for n, timed in shared.items():
@@ -100,10 +100,10 @@ def main() -> None:
         print(f"P40 note on {n}: {1e3 * timed.median:.1f} ms; {median(gain):.2f} times, "
               f"there {theirs:.2f}")  # fmt: skip
 
-    layouts = [scaling.Layout(n, b) for n in range(1, min(2, plan.cores) + 1) for b in OWN]
-    taken = several({layout: Step(plan, network, layout) for layout in layouts}, warmup=2)
-    own = [scaling.Measurement(layout, timed.median) for layout, timed in taken.items()]
-    terms = ("arithmetic", "fixed", "moving")[: layouts[-1].devices + 1]
+    settings = [scaling.Setting(n, b) for n in range(1, min(2, plan.cores) + 1) for b in OWN]
+    taken = several({setting: Step(plan, network, setting) for setting in settings}, warmup=2)
+    own = [scaling.Measurement(setting, timed.median) for setting, timed in taken.items()]
+    terms = ("arithmetic", "fixed", "moving")[: settings[-1].devices + 1]
     work = networks.workload(network)
     print(scaling.fit(work, own, terms))
     left_out = {
@@ -122,7 +122,7 @@ def main() -> None:
         "tensorlight": rows,
         "distinguishable": distinguishable,
         "p40_ms": {str(n): round(1e3 * timed.median, 2) for n, timed in shared.items()},
-        "left_out_error": {repr(row.layout): round(float(error), 4)
+        "left_out_error": {repr(row.setting): round(float(error), 4)
                            for row, error in left_out.items()},
         "eight_gpus_error": forecast,
     }  # fmt: skip

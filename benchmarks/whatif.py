@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import _cards as results
 from _rounds import compare
 from _steps import Step
-from mgpu_helpers import devices, pipeline, scaling, timing, towers, trace, whatif
+from mgpu_helpers import devices, fit, scaling, timing, trace, whatif
 from mgpu_helpers._formatting import table
 from mgpu_helpers.lessons import digits, networks
 from mgpu_helpers.whatif.changes import Change
@@ -26,6 +26,7 @@ from mgpu_helpers.whatif.machine import measured
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from keras_models import built  # noqa: E402
+from keras_models import lesson as keras_lesson  # noqa: E402
 
 TRACES, WARMUP = 3, 1
 CLOSE, CHANGE, EXPLAINED = 0.02, 0.10, 2.0  # targets: two errors, and seconds
@@ -48,32 +49,25 @@ class Case(NamedTuple):
     ask: Callable[[list[trace.Trace]], Change]
 
 
-def lesson(plan: devices.Plan, network: Any, layout: scaling.Layout) -> Way:
+def lesson(plan: devices.Plan, network: Any, setting: scaling.Setting) -> Way:
     """Make a step of lessons 09 and 15, with Adam."""
-    step = Step(plan, network, layout)
+    step = Step(plan, network, setting)
     return Way(step, lambda: trace.session_step(step.session, step.train, step.feed)[1])
 
 
 def in_stages(plan: devices.Plan, pieces: int, batch: int) -> Way:
     """Make a step of lesson 14, in pieces through two stages."""
-    import tensorflow.compat.v1 as tf1
+    import keras
+    import tensorflow as tf
 
-    network = networks.jang(hidden=2400, width=0.5)
-    images, labels = digits.load(batch)
-    with tf1.Graph().as_default() as graph:
-        with tf1.device(plan.host):
-            x, y = (tf1.placeholder(each.dtype, each.shape) for each in (images, labels))
-        stages = networks.stages(network, ["conv3"], plan.devices)
-        order = pipeline.one_forward_one_backward(2, pieces)
-        slopes = pipeline.gradients(stages, networks.loss, x, y, order)[1]
-        weights = [(slopes[n], w) for stage in stages for n, w in stage.weights.items()]
-        fetched = tf1.train.GradientDescentOptimizer(1e-3).apply_gradients(weights)
-        start = tf1.global_variables_initializer()
-    session = tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
-    session.run(start)
-    feed = {x: images, y: labels}
-    return Way(lambda: session.run(fetched, feed),
-               lambda: trace.session_step(session, fetched, feed)[1])  # fmt: skip
+    with tf.device(plan.host):
+        model = keras_lesson("jang", 0.5)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(1e-3), loss, jit_compile=False)
+    third = [layer.name for layer in model.layers if "conv" in layer.name][2]
+    fit.use(model, plan, stages=[third], pieces=pieces)
+    data = digits.load(batch)
+    return Way(lambda: model.train_on_batch(*data), lambda: trace.fit_step(model, data))
 
 
 def two_layers(plan: devices.Plan, width: int) -> Way:
@@ -98,8 +92,8 @@ def two_layers(plan: devices.Plan, width: int) -> Way:
 def by_keras(name: str, where: tuple[str, ...], batch: int) -> Way:
     """Make a training step of a Keras model in towers on these devices."""
     model, x, y = built(name, batch, "sgd")
-    step = towers.train_step(model, "sgd", model.loss, where, batch_norm="average")
-    return Way(lambda: step(x, y).numpy(), lambda: trace.function_step(step, x, y)[1])
+    fit.use(model, where, synchronized=False)
+    return Way(lambda: model.train_on_batch(x, y), lambda: trace.fit_step(model, (x, y)))
 
 
 def wide_of(steps: list[trace.Trace]) -> float:
@@ -108,19 +102,19 @@ def wide_of(steps: list[trace.Trace]) -> float:
 
 def cases(plan: devices.Plan) -> list[Case]:
     def half(steps):
-        return whatif.scaled(steps, 0.5)
+        return whatif.towers(steps, 1, batch=0.5)
 
     def two(steps):
         return whatif.towers(steps, 2)
 
-    found, layout = [], scaling.Layout
+    found, setting = [], scaling.Setting
     for network, batch in ((networks.tensorlight(), 64),
                            (networks.jang(hidden=600, width=0.5), 256)):  # fmt: skip
-        one = lesson(plan, network, layout(1, batch))
+        one = lesson(plan, network, setting(1, batch))
         found.append(Case(f"{network.name}, half the batch", one,
-                          lesson(plan, network, layout(1, batch // 2)), half))  # fmt: skip
+                          lesson(plan, network, setting(1, batch // 2)), half))  # fmt: skip
         found.append(Case(f"{network.name}, two towers", one,
-                          lesson(plan, network, layout(2, batch // 2)), two))  # fmt: skip
+                          lesson(plan, network, setting(2, batch // 2)), two))  # fmt: skip
     for pieces in (1, 4):
         found.append(Case(f"two stages, {pieces} in flight, half the batch",
                           in_stages(plan, pieces, 256), in_stages(plan, pieces, 128),
@@ -147,7 +141,7 @@ def main() -> None:
             before.run()
         steps = [before.trace() for _ in range(TRACES)]
         again, change = whatif.replay(steps), ask(steps)
-        replays[name] = median(again.errors)
+        replays[name] = again.ratio - 1
         real = compare(before.run, after.run, warmup=WARMUP, share=1 / (len(made) - done))
         error = change.ratio / real.ratio - 1
         rows.append((name, replays[name], change, real, error))

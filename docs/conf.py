@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import mgpu_helpers
 from build_site import ROOMS
-from lessons import CLOSED
+from lessons import CLOSED, read
 from mgpu_helpers import charts
 from mgpu_helpers.lessons import drawings
 
@@ -52,33 +52,15 @@ toc_object_entries_show_parents = "hide"
 
 exclude_patterns = ["README.md"]
 
-# What people type who do not know our words for it, by the page that answers it.
+# What people type who do not know our words for it, by the page that answers it; of the lessons,
+# lessons.toml says it.
 ASKED = {
     "docs/errors": "out of memory, oom, resourceexhausted, gpu is not used, gpu not used, no gpu, "
     "gpu not found, nccl, error",
     "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, cudnn, new gpu",
     "docs/fit": "multi_gpu_model, multi gpu model, gradient accumulation",
     "docs/traces": "timeline, trace, what did my gpu do, what does my gpu do, gantt",
-    "notebooks/01_place_operations": "tf.device, which device, pin to gpu",
-    "notebooks/02_control_memory": "memory growth, takes all memory, memory limit",
-    "notebooks/03_count_memory": "out of memory, oom, how much memory, batch too large",
-    "notebooks/04_give_each_script_its_gpu": "cuda_visible_devices, many scripts, queue",
-    "notebooks/05_sweep": "hyperparameter, grid search, tuning, slurm, kubernetes",
-    "notebooks/07_fit_on_all_devices": "multi_gpu_model, multi gpu model, data parallel, ddp, "
-    "mirroredstrategy, distributed training, multiple gpus, model.fit",
-    "notebooks/10_fit_more_into_a_device": "gradient checkpointing, activation checkpointing, "
-    "remat, mixed precision, bfloat16, gradient accumulation, batch too large",
-    "notebooks/11_share_out_the_state": "fsdp, zero, deepspeed, sharded, offload",
-    "notebooks/12_split_a_model": "model parallel, model too large, does not fit on one gpu",
-    "notebooks/13_split_a_layer": "tensor parallel, model parallel, megatron",
-    "notebooks/14_pipeline_it": "pipeline parallel, gpipe, 1f1b, micro-batch",
-    "notebooks/16_predict_scaling": "buy, second server, worth it",
-    "notebooks/17_fit_on_several_machines": "multi worker, multi-worker, several machines, nccl, "
-    "multiworkermirroredstrategy, tf_config, horovod, nodes",
-    "notebooks/18_survive_on_several_machines": "worker killed, fault, preemption, restart",
-    "notebooks/19_find_out_why_it_is_not_faster": "slow, not faster, profile, bottleneck, "
-    "gpu utilization, idle",
-}
+} | {f"notebooks/{each.name}": each.asked for each in read() if each.asked}
 
 html_theme, templates_path = "furo", [str(here / "templates")]
 html_static_path, html_css_files, html_js_files = [str(here / "site")], ["site.css"], []

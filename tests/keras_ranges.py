@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +21,9 @@ APPLICATIONS = {
     "EfficientNetV2B0": 32, "DenseNet121": 32, "ResNet50": 32, "ResNet50V2": 32, "VGG16": 32,
     "Xception": 71, "InceptionV3": 75, "ConvNeXtTiny": 32,
 }  # fmt: skip
-WAYS = {  # by what a line of the plan begins with
-    "fit": "as it is", "parallel": "batch over", "accumulate": "accumulate",
-    "recompute": "recompute",
+WAYS = {  # by what a line of the plan is called
+    "fit": "as it is", "shares": "batch over .*", "pieces": r"\d+ pieces",
+    "recompute": "recompute in .*",
 }  # fmt: skip
 
 
@@ -110,10 +111,10 @@ def compared(plan: Any, name: str, batch: int) -> Iterator[dict[str, Any]]:
                 "held": real, "inside": said.low <= real <= said.high}  # fmt: skip
 
     yield row("fit", memory.predict(model, batch), model)
-    for way, begins in WAYS.items():
-        said = next((each for each in ways if each.name.startswith(begins)), None)
+    for way, called in WAYS.items():
+        said = next((each for each in ways if re.fullmatch(called, each.name)), None)
         if said and said.write:
-            exec(said.write, {"fit": fit, "model": model, "plan": plan})
+            fit.use(model, said)
             yield row(way, said, model)
             fit.alone(model)
     with fit.strategy(plan).scope():

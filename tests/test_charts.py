@@ -22,7 +22,7 @@ from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
 from mgpu_helpers.lessons import drawings, schedules
 from mgpu_helpers.lessons.state import fullest, share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
-from mgpu_helpers.memory.predict import Predicted
+from mgpu_helpers.memory.predicting import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.log import Placed, Placement

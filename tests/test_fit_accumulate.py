@@ -19,7 +19,7 @@ def test_replicas_take_their_shares_in_pieces(keras, plain, double):
             made = [keras.layers.Dropout(0.0), keras.layers.BatchNormalization()]
             model = fit_models.dense(keras.layers.Dense(5, "tanh"), *made)
         if pieces:
-            fit.accumulate(model, pieces)
+            fit.use(model, pieces=pieces)
         got = model.fit(x, np.resize([0, 1, 2, 1], 24), batch_size=8, shuffle=False, verbose=0)
         seen.append([*got.history.values(), *(v.numpy() for v in model.trainable_variables)])
     # Adam makes much of a rounding: the gradient of a bias before a normalization.
@@ -45,7 +45,7 @@ def test_a_step_holds_the_activations_of_a_piece(keras, plan, kind):
         x, y = random.integers(0, 9, (1024, 16)), random.integers(0, 3, (1024, 16))
     held = [trace.fit_step(model, (x, y)).peak(plan.host)]
     for pieces in (4, 8):
-        fit.accumulate(model, pieces)
+        fit.use(model, pieces=pieces)
         held.append(trace.fit_step(model, (x, y)).peak(plan.host))
         fit.alone(model)
     assert held[1] < 0.5 * held[0] and held[2] < 0.8 * held[1]
@@ -62,7 +62,7 @@ def test_two_updates_in_a_step_are_refused_and_a_normalization_is_warned_of(kera
     model = Twice(given, keras.layers.Dense(3)(normal(given)), name="twice")
     model.compile("sgd", fit_models.cross())
     with pytest.warns(UserWarning, match="normal in twice"):
-        fit.accumulate(model, 2)
+        fit.use(model, pieces=2)
     with pytest.raises(ValueError, match="'twice' updates"):
         model.fit(fit_models.X, fit_models.Y, verbose=0)
     assert "apply" not in vars(model.optimizer)
@@ -113,7 +113,7 @@ def test_a_loss_of_ones_own_is_that_of_the_batch_or_is_refused(keras, tf, double
         model = step_of_ones_own(keras, tf, how, where)
         before = model.get_weights()
         if pieces > 1:
-            fit.accumulate(model, pieces)
+            fit.use(model, pieces=pieces)
         if pieces > 1 and how not in ("mean", "said"):
             with pytest.raises(ValueError, match="is no mean over a batch's examples"):
                 model.fit(x, y, verbose=0)
@@ -135,7 +135,7 @@ def test_in_a_strategy_of_one_device_a_step_of_ones_own_is_asked_too(keras, tf, 
         with fit.strategy(plan.devices[:1]).scope():
             model = step_of_ones_own(keras, tf, how, "step")
         if pieces > 1:
-            fit.accumulate(model, pieces)
+            fit.use(model, pieces=pieces)
         if pieces > 1 and how == "largest":
             with pytest.raises(ValueError, match="is no mean over a batch's examples"):
                 model.fit(x, y, verbose=0)

@@ -30,7 +30,7 @@ class Clock:
 def clock(monkeypatch) -> Clock:
     """Let `explain` read a clock that a busy machine does not change."""
     made = Clock()
-    monkeypatch.setattr(sys.modules["mgpu_helpers.fit.explain"], "time", made)
+    monkeypatch.setattr(sys.modules["mgpu_helpers.fit.explaining"], "time", made)
     return made
 
 
@@ -128,7 +128,7 @@ def test_metrics_are_named_where_some_were_compiled(tf, keras, data, clock):
 
 def test_the_model_and_its_callbacks_are_as_they_were(keras, data):
     keras.utils.set_random_seed(1)
-    model, logger = fit.accumulate(model_of(keras), 2), keras.callbacks.LambdaCallback()
+    model, logger = fit.use(model_of(keras), pieces=2), keras.callbacks.LambdaCallback()
     batch = next(iter(data))
     model.fit(*batch, verbose=0, shuffle=False)
     history, attributes = model.history, set(vars(model))

@@ -69,8 +69,8 @@ def loss_of_model(of):
 
     class Own(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            keras_has = super().compute_loss(x, y, y_pred, sample_weight, training)
-            return of(keras.ops, y, y_pred, keras_has)
+            original = super().compute_loss(x, y, y_pred, sample_weight, training)
+            return of(keras.ops, y, y_pred, original)
 
     return functional(Own)
 
@@ -526,8 +526,8 @@ def test_keras_runs_its_own_code_outside_of_scopes_and_fits_of_ours(keras, plan)
         assert loss.scale_loss_for_distribution is before
 
 
-@pytest.mark.parametrize("way", ["recompute", "split"])
-def test_layers_of_another_type_than_floatx_compute_in_their_own(keras, plan, way):
+@pytest.mark.parametrize("options", [{"recompute": True}, {"stages": 2}])
+def test_layers_of_another_type_than_floatx_compute_in_their_own(keras, plan, options):
     def made(changed):
         keras.config.set_floatx("float32")
         keras.utils.set_random_seed(0)
@@ -535,7 +535,7 @@ def test_layers_of_another_type_than_floatx_compute_in_their_own(keras, plan, wa
         model = keras.Sequential([keras.Input((4,), dtype="float64"), *layers])
         model.compile(keras.optimizers.SGD(0.1), "mse")
         if changed:
-            getattr(fit, way)(model, *([plan.devices] if way == "split" else []))
+            fit.use(model, plan if "stages" in options else None, **options)
         model.fit(X, Y, batch_size=10, epochs=1, verbose=0, shuffle=False)
         return model.get_weights()
 

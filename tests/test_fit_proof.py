@@ -65,10 +65,10 @@ def test_a_step_of_all_devices_is_one_devices_and_leaves_no_trace(tf, keras, pla
 
 
 @pytest.mark.parametrize("way, case", [
-    ("parallel", "normalized"),
+    ("shares", "normalized"),
     *(pytest.param(way, case, marks=LONG) for way, case in (
-        ("accumulate", "masks"), ("recompute", "dropped"), ("split in pieces", "two_of_each"),
-        ("shard, parallel, accumulate", "positions"), ("split_layers", "gated"),
+        ("pieces", "masks"), ("recompute", "dropped"), ("stages in pieces", "two_of_each"),
+        ("owners, pieces", "positions"), ("layers", "gated"),
     )),
 ])  # fmt: skip
 def test_a_changed_model_is_compared_with_itself_unchanged(tf, keras, plan, way, case):
@@ -125,7 +125,7 @@ def test_what_replicas_add_up_is_not_searched_for_variables_and_a_custom_gradien
 
 def test_own_statistics_of_each_device_are_another_training(tf, keras, plan):
     model, given = fit_models.CASES["dropped"]()
-    fit.parallel(model, plan.devices[:2], batch_norm="average")
+    fit.use(model, plan.devices[:2], synchronized=False)
     sentences = fit.check(model, batch_of(tf, {"x": X, "y": Y} | given))
     assert any("shows loss" in each for each in sentences)
     assert re.search("of 12 gradients .* by [0-9.]+ times its size", sentences[-1])

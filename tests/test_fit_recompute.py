@@ -47,7 +47,7 @@ def held_by(plan, parts, n, batch=16):
     """Trace what a step of residual blocks holds, as Grappler leaves its graph."""
     random, model = np.random.default_rng(0), blocks(n)
     if parts != 0:
-        fit.recompute(model, parts)
+        fit.use(model, recompute=True if parts is None else parts)
     batch = random.normal(size=(batch, 32, 32, 3)).astype("f"), random.integers(0, 3, batch)
     return trace.fit_step(model, batch).peak(plan.host), model
 
@@ -93,6 +93,6 @@ def test_what_would_be_another_the_second_time_is_refused(keras, tf, plan, kind,
             self.scale.assign(self.scale * 0.5)
             return x * self.scale
 
-    model = fit.recompute(fit_models.dense(Noise(name="noise")))
+    model = fit.use(fit_models.dense(Noise(name="noise")), recompute=True)
     with pytest.raises(ValueError, match=named):
         model.fit(fit_models.X.astype("f"), fit_models.Y, verbose=0)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 import fit_models
-from conftest import ROOT, clean
 from fit_models import places
 from mgpu_helpers import fit, trace
 
@@ -27,9 +23,7 @@ def network(keras, optimizer, devices=None, owners=None):
     layers = [keras.layers.Dense(UNITS, "relu") for _ in range(6)]
     model = keras.Sequential([keras.Input((UNITS,)), *layers])
     model.compile(optimizer, "mse")
-    if owners:
-        fit.shard(model, owners)
-    return fit.parallel(model, devices) if devices else model
+    return fit.use(model, devices, state=owners or "home") if devices else model
 
 
 BATCH = tuple(np.random.default_rng(0).normal(size=(2, 8, UNITS)).astype("float32"))
@@ -97,7 +91,7 @@ def test_pieces_are_added_up_where_the_weights_are(keras, tf, plan, owners, cros
     owners = {"host": [plan.host], "devices": plan.devices}[owners]
     model = network(keras, keras.optimizers.Adam(), plan.devices, owners)
     with tf.device(plan.devices[1]):
-        step = trace.fit_step(fit.accumulate(model, 2), BATCH)
+        step = trace.fit_step(fit.use(model, pieces=2), BATCH)
     size = sum(4 * np.prod(v.shape) for v in model.weights)
     assert 2 * crossing * size < sum(step.bytes_between().values()) < 2.1 * crossing * size
     assert slots(model) == [place for place in places(model.trainable_variables) for _ in "mv"]
@@ -106,7 +100,7 @@ def test_pieces_are_added_up_where_the_weights_are(keras, tf, plan, owners, cros
 def test_what_an_optimizer_hands_on_to_another_one_moves_too(keras, plan):
     model = network(keras, OPTIMIZERS["scaled"](keras))
     model.optimizer.build(model.trainable_variables)
-    assert {*slots(fit.shard(model, plan.devices))} == {"CPU:1", "CPU:2"}
+    assert {*slots(fit.use(model, plan, state="owners"))} == {"CPU:1", "CPU:2"}
     assert {*slots(fit.alone(model))} == {"CPU:0"}
 
 
@@ -114,13 +108,13 @@ def test_what_was_traced_before_raises(keras, tf, plan, double):
     model = fit_models.dense()
     step = tf.function(lambda x: model(x))
     step(tf.constant(fit_models.X))
-    fit.shard(model, plan.devices)
+    fit.use(model, plan, state="owners")
     with pytest.raises(tf.errors.InvalidArgumentError):
         step(tf.constant(fit_models.X))
 
 
 def test_a_checkpoint_of_tensorflow_keeps_the_places(keras, tf, plan, double, tmp_path):
-    model = fit.shard(fit_models.dense(), plan.devices)
+    model = fit.use(fit_models.dense(), plan, state="owners")
     model.fit(fit_models.X, fit_models.Y, verbose=0)
     saver = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     path, before = saver.save(tmp_path / "all"), model.get_weights()
@@ -141,45 +135,8 @@ def test_the_largest_come_first(keras, plan, weights):
     """So no device has more than half of all, but for one that is larger alone."""
     given = keras.Input((1,))
     heads = [keras.layers.Dense(n, use_bias=False, trainable=n > 1)(given) for n in weights]
-    model = fit.shard(keras.Model(given, heads), plan.devices)
+    model = fit.use(keras.Model(given, heads), plan, state="owners")
     held = {at: sum(n for n, own in zip(weights, places(model.weights), strict=True) if own == at)
             for at in ("CPU:1", "CPU:2")}  # fmt: skip
     assert sorted(held.values()) == sorted({(100, 60, 60, 20): [120, 120],
                                             (7, 7, 7, 1, 1, 1): [10, 14]}[weights])  # fmt: skip
-
-
-ALIVE = """
-import gc
-import keras
-from mgpu_helpers import devices, fit
-
-def optimizers():
-    return keras.Optimizer.apply, keras.Optimizer._all_reduce_sum_gradients
-
-def made():
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    model.compile("sgd", "mse")
-    return model
-
-plan, own, other, another = devices.setup(2), optimizers(), made(), made()
-model = fit.shard(made(), plan.devices)
-fit.parallel(model, plan.devices)
-assert optimizers() != own
-fit.parallel(other, plan.devices)
-fit.alone(model)
-assert optimizers() != own
-fit.alone(other)
-assert optimizers() == own
-fit.shard(another, plan.devices)
-assert optimizers() != own
-del another
-gc.collect()
-assert optimizers() == own
-"""
-
-
-def test_keras_runs_its_own_optimizers_when_no_model_is_shared_out_any_more():
-    environment = clean(PYTHONPATH=str(ROOT / "src"), MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1")
-    done = subprocess.run([sys.executable, "-c", ALIVE], env=environment, capture_output=True,
-                          text=True, timeout=120)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-1000:]

@@ -36,7 +36,7 @@ def crosses(keras, plan, devices):
     """Check what crosses by the formula of Megatron-LM, in bytes, for pairs and for attention."""
     for heads in (0, 4):
         model, batch = pairs(keras, 1, heads)
-        cut = fit.split_layers(model, devices, HEADS if heads else PAIRS)
+        cut = fit.use(model, devices, layers=HEADS if heads else PAIRS)
         step = trace.fit_step(cut, tuple(batch))
         between = {way: n for way, n in step.bytes_between().items() if plan.host not in way}
         wanted = 2 * ROWS * WIDE * 4  # there and back
@@ -65,7 +65,7 @@ def test_it_crosses_to_each_of_three_and_four_devices():
 def test_each_device_holds_and_computes_its_part(keras, plan):
     model, batch = pairs(keras, 4)
     whole = trace.fit_step(model, tuple(batch)).peak(plan.host)
-    step = trace.fit_step(fit.split_layers(model, plan.devices, PAIRS), tuple(batch))
+    step = trace.fit_step(fit.use(model, plan.devices, layers=PAIRS), tuple(batch))
     kept = [*model.weights, *model.optimizer.variables]
     held = [sum(4 * int(np.prod(v.shape)) for v in kept if v.value.device.endswith(device[1:]))
             for device in plan.devices]  # fmt: skip
@@ -84,7 +84,7 @@ def test_dropout_draws_for_each_part(keras, plan):
     model = keras.Sequential([keras.Input((1,)), up, keras.layers.Dropout(0.5), down])
     up.set_weights([np.ones((1, 20)), np.zeros(20)])
     down.set_weights([np.repeat(np.eye(2), 10, 0), np.zeros(2)])
-    fit.split_layers(model, plan.devices, PAIRS)
+    fit.use(model, plan.devices, layers=PAIRS)
     one, other = model(np.ones((50, 1)), training=True).numpy().T
     assert 5 < one.mean() < 15 > other.mean() > 5 and np.sum(one != other) > 20
     assert model.get_layer(index=1).seed_generator.state.numpy()[1] == 2
@@ -100,7 +100,7 @@ def test_heads_of_two_devices_drop_other_places(keras, plan, seed):
     out[1] = -1  # what both heads leave alike is nothing
     for variable, number in zip(heads.weights[::2], (query, key, value, out), strict=True):
         variable.assign(number)
-    fit.split_layers(model, plan.devices, HEADS)
+    fit.use(model, plan.devices, layers=HEADS)
     x = np.ones((1, 30, 1))
     assert np.abs(model(x)).max() < 1e-6 < 0.01 < np.abs(model(x, training=True)).mean()
 
@@ -133,7 +133,7 @@ def problem(keras, name):
     ("whole", "down_0 is cut by rows, and no"), ("twice", "up_1 cannot be cut by columns: the"),
     ("scores", "heads_0 gives two results"), ("heads", "1 heads"),
     ("norm", "up_0.*constraint"), ("loss", "heads_0"), ("orthogonal", "up_0.*L1, L2"),
-    ("clipped", "adam.*global_clipnorm"), ("factored", "Adafactor"), ("split", "fit.alone"),
+    ("clipped", "adam.*global_clipnorm"), ("factored", "Adafactor"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_named(keras, plan, name, named):
     model = problem(keras, name)
@@ -143,10 +143,8 @@ def test_what_cannot_be_cut_is_named(keras, plan, name, named):
     adam = {"clipped": optimizers.Adam(clipnorm=1.0), "factored": optimizers.Adafactor()}
     model.compile(adam.get(name, "adam"), "mse")
     before = model.get_weights()
-    if name == "split":
-        fit.split_layers(model, plan.devices, where)
     with pytest.raises(ValueError, match=named):
-        fit.split_layers(model, plan.devices, where)
+        fit.use(model, plan.devices, layers=where)
     for a, b in zip(before, fit.alone(model).get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -169,10 +167,10 @@ def test_what_is_refused_half_way_leaves_all_as_it_was(keras, tf, plan, double, 
         if isinstance(optimizer, Square):
             names = vars(model).keys()
             with pytest.raises(RuntimeError, match="parts"):
-                fit.split_layers(model, plan.devices, PAIRS)
+                fit.use(model, plan.devices, layers=PAIRS)
             assert vars(model).keys() == names and {*places(model.weights)} == {"CPU:0"}
         else:
-            fit.split_layers(model, plan.devices, PAIRS)
+            fit.use(model, plan.devices, layers=PAIRS)
             keras.config.set_floatx("float32")  # of which slots would be made, and do not fit
             with pytest.raises(tf.errors.InvalidArgumentError):
                 model.get_weights()
@@ -192,7 +190,7 @@ def test_what_is_refused_half_way_leaves_all_as_it_was(keras, tf, plan, double, 
 ])  # fmt: skip
 def test_a_name_that_says_nothing_is_named(keras, plan, where, named):
     with pytest.raises(ValueError, match=named):
-        fit.split_layers(problem(keras, ""), plan.devices, where)
+        fit.use(problem(keras, ""), plan.devices, layers=where)
 
 
 def test_an_optimizer_of_ones_own_is_tried_out(keras, tf, plan):
@@ -210,24 +208,24 @@ def test_an_optimizer_of_ones_own_is_tried_out(keras, tf, plan):
     with pytest.raises(ValueError, match="norms needs a weight whole"):
         model = problem(keras, "")
         model.compile(Norms(0.1), "mse")
-        fit.split_layers(model, plan.devices, PAIRS)
+        fit.use(model, plan.devices, layers=PAIRS)
     weights = []
     for devices in (plan.devices[:1], plan.devices):
         keras.utils.set_random_seed(0)
         model = problem(keras, "")
         model.compile(keras.optimizers.LossScaleOptimizer(Signs(0.1)), "mse")
-        fit.split_layers(model, devices, PAIRS).fit(x, x, verbose=0)
+        fit.use(model, devices, layers=PAIRS).fit(x, x, verbose=0)
         weights.append(model.get_weights())
     for ours, theirs in zip(*weights, strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-9, 1e-9)
 
 
 def test_an_optimizer_that_comes_later_is_looked_at_and_one_device_cuts_nothing(keras, plan):
-    model = fit.split_layers(problem(keras, ""), plan.devices, PAIRS)
+    model = fit.use(problem(keras, ""), plan.devices, layers=PAIRS)
     model.compile(keras.optimizers.Lamb(), "mse")
     with pytest.raises(ValueError, match="lamb needs a weight whole"):
         model.fit(np.ones((2, 4, 6)), np.ones((2, 4, 6)), verbose=0)
     shapes = [v.shape for v in fit.alone(model).weights]
     model.compile("sgd", "mse")
-    fit.split_layers(model, plan.devices[1:], PAIRS)
+    fit.use(model, plan.devices[1:], layers=PAIRS)
     assert [v.shape for v in model.weights] == shapes and {*places(model.weights)} == {"CPU:2"}

@@ -20,10 +20,10 @@ import pytest
 import fit_models
 from conftest import run_python
 from fit_models import X, Y, places
-from mgpu_helpers import _private, fit
-from mgpu_helpers._models import first_calls, graph_of
+from mgpu_helpers import fit
+from mgpu_helpers._layers import LayerGraph
 
-OURS = {"call", "train_step", "sharded"}  # what a way gives a model
+OURS = {"call", "train_step", "make_train_function", "laid_out"}  # what a layout gives a model
 GIVEN = {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0}
 WHERE = {"up_.*": "columns", "down_.*|kind|is": "rows", "heads_.*": "heads"}
 ORDINARY = " ".join(each.__name__ for each in fit_models.ORDINARY)
@@ -35,46 +35,44 @@ PAIRS = ("sequential own_step class_weights mean_of_weights last_of_one several_
          "keras_accumulates averaged watched gated causal attention sure")  # fmt: skip
 
 
-def by_layer(model: Any, devices: Any = None) -> Any:
-    """Let each layer be a part."""
-    return fit.recompute(model, [*first_calls(_private.calls_of(graph_of(model)))][1:])
+def using(**options: Any) -> Callable[[Any, Any], Any]:
+    """Lay a model out in a way."""
+    return lambda model, devices: fit.use(model, devices, **options)
 
 
-def in_parts(model: Any, devices: Sequence[str]) -> Any:
+def staged(**options: Any) -> Callable[[Any, Any], Any]:
+    """Cut the layers into a stage for each device."""
+    return lambda model, devices: fit.use(model, devices, stages=len(devices), **options)
+
+
+def where_it_is(**options: Any) -> Callable[[Any, Any], Any]:
+    """Lay a model out on no other devices than those where it is."""
+    return lambda model, _=(): fit.use(model, **options)
+
+
+def of_layers(change: Callable[[list[str]], dict[str, Any]], on: bool = True) -> Any:
+    """Lay a model out with options that name its layers; on says whether on devices."""
+    return lambda model, devices=(): fit.use(
+        model, devices if on else None, **change(LayerGraph(model).names())
+    )
+
+
+by_layer = of_layers(lambda names: {"recompute": names[1:]}, on=False)
+by_layer_on_all = of_layers(lambda names: {"recompute": names[1:]})
+in_parts = of_layers(lambda names: {"layers": cut(names)})
+# Begins stages within a residual block, where two tensors cross.
+cut_at = of_layers(lambda names: {"stages": names[2:4]})
+
+
+def cut(names: Sequence[str]) -> dict[str, str]:
     """Cut all layers that have a name for it."""
-    there = [layer.name for layer in model.layers]
-    where = {k: way for k, way in WHERE.items() if any(re.fullmatch(k, name) for name in there)}
-    return fit.split_layers(model, devices, where)
-
-
-def cut_at(model: Any, devices: Sequence[str]) -> Any:
-    """Begin stages within a residual block, where two tensors cross."""
-    return fit.split(model, devices, at=[layer.name for layer in model.layers[3:5]])
-
-
-def both(*changes: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Change a model in several ways, one after the other."""
-    return lambda model, devices: functools.reduce(lambda m, way: way(m, devices), changes, model)
-
-
-def pieces(model: Any, devices: Any = None) -> Any:
-    return fit.accumulate(model, 3)
-
-
-def inside(model: Any, devices: Any) -> Any:
-    """Let a model inside the model have parts."""
-    inner = model.layers[3]
-    return fit.recompute(inner, [inner.layers[-1].name]) and model
-
-
-def averaged(model: Any, devices: Any) -> Any:
-    """Let each device have its own statistics."""
-    return fit.parallel(model, devices, batch_norm="average")
+    own = [name.rpartition("/")[2] for name in names]
+    return {k: way for k, way in WHERE.items() if any(re.fullmatch(k, name) for name in own)}
 
 
 def eagerly(model: Any, devices: Any) -> Any:
     model.run_eagerly = True
-    return model
+    return by_layer(model)
 
 
 class Way(NamedTuple):
@@ -88,46 +86,65 @@ class Way(NamedTuple):
 
 
 ALL, LAST = slice(None), slice(1, None)
+PIECED = "own_step positions regularized masks"
 WAYS = {
     "alone": Way(lambda model, devices: model, "", ""),
-    "parallel": Way(fit.parallel, "normalized attention", ORDINARY),
-    "accumulate": Way(pieces, "masks mean_of_weights", PIECES),
+    "shares": Way(using(), "normalized attention", ORDINARY),
+    "pieces": Way(where_it_is(pieces=3), "masks mean_of_weights", PIECES),
     "recompute": Way(by_layer, "dropped", PARTS + " dropped sentences", 1e-12),
-    "split": Way(fit.split, "", PARTS, owners=ALL),
-    "split in pieces": Way(
-        lambda model, devices: fit.split(model, devices, 4), "two_of_each", HALVED, owners=ALL
-    ),
-    "shard": Way(both(fit.shard, fit.parallel), "", ORDINARY, 1e-12, ALL),
-    "split_layers": Way(in_parts, "gated", PAIRS, owners=ALL),
+    "stages": Way(staged(), "", PARTS, owners=ALL),
+    "stages in pieces": Way(staged(pieces=4), "two_of_each", HALVED, owners=ALL),
+    "owners": Way(using(state="owners"), "", ORDINARY, 1e-12, ALL),
+    "layers": Way(in_parts, "gated", PAIRS, owners=ALL),
     "strategy": Way(
         lambda model, devices: model, "mean_of_weights", "mean_of_weights masks positions",
         replicas=True,
     ),
     # Products, and what a way can be told.
-    "recompute, few": Way(
-        lambda model, devices: fit.recompute(model, [model.layers[2].name]), "sure", "sure", 1e-12
-    ),
-    "recompute, as it likes": Way(lambda model, devices: fit.recompute(model), "",
-                                  "dropped mobilenet", 1e-9),
-    "recompute, inside": Way(inside, "", "normalized", 1e-12),
-    "recompute, eagerly": Way(both(by_layer, eagerly), "", "dropped", 1e-12),
-    "split, at": Way(cut_at, "", "", owners=ALL),
+    "all forward first": Way(staged(pieces=4, schedule="all forward first"), "", HALVED,
+                             owners=ALL),
+    "recompute, few": Way(of_layers(lambda names: {"recompute": names[1:2]}, on=False), "sure",
+                          "sure", 1e-12),
+    "recompute, as it likes": Way(where_it_is(recompute=True), "", "dropped mobilenet", 1e-9),
+    "recompute, eagerly": Way(eagerly, "", "dropped", 1e-12),
+    "stages, at": Way(cut_at, "", "", owners=ALL),
     "owner": Way(
-        lambda model, devices: fit.parallel(fit.shard(model, devices[1:]), devices[:1]), "averaged",
+        lambda model, devices: fit.use(model, devices[:1], state=devices[1:]), "averaged",
         "averaged normalized positions regularized keras_accumulates own_step", 1e-12, LAST,
     ),
-    "parallel, accumulate": Way(both(fit.parallel, pieces), "", "two_of_each own_step regularized"),
-    "accumulate, parallel": Way(both(pieces, fit.parallel), "regularized", "masks regularized"),
-    "recompute, accumulate": Way(both(by_layer, pieces), "regularized",
-                                 "regularized masks own_step"),
-    "recompute, parallel": Way(both(by_layer, fit.parallel), "", "regularized masks own_step"),
-    "shard, parallel, accumulate": Way(both(fit.shard, fit.parallel, pieces), "positions",
-                                       "own_step positions", owners=ALL),
+    "host": Way(using(state="host"), "", "averaged regularized own_step"),
+    "shares, pieces": Way(using(pieces=3), "two_of_each", f"two_of_each {PIECED}"),
+    "unequal shares": Way(
+        lambda model, devices: fit.use(model, devices, shares=range(2, 2 + len(devices))),
+        "last_of_one", ORDINARY,
+    ),
+    "recompute, pieces": Way(of_layers(lambda names: {"recompute": names[1:], "pieces": 3}, False),
+                             "regularized", PIECED),
+    "recompute, shares": Way(by_layer_on_all, "", "regularized masks own_step"),
+    "owners, pieces": Way(using(pieces=3, state="owners"), "positions", PIECED, owners=ALL),
     "strategy, recompute": Way(by_layer, "", "normalized dropped", than="strategy", replicas=True),
-    "averages": Way(averaged, "", ""),
-    "recompute, averages": Way(both(by_layer, averaged), "", "dropped", than="averages"),
+    "averages": Way(using(synchronized=False), "", ""),
+    "recompute, averages": Way(
+        of_layers(lambda names: {"recompute": names[1:], "synchronized": False}), "", "dropped",
+        than="averages",
+    ),
+    # Two dimensions at once: rows of two devices.
+    "grid of stages": Way(using(stages=2), "", "", owners=slice(2)),
+    "grid of stages in pieces": Way(using(stages=2, pieces=3), "", "", owners=slice(2)),
+    "grid of layers": Way(of_layers(lambda names: {"layers": cut(names), "row": 2}), "", "",
+                          owners=slice(2)),
+    "grid of everything": Way(
+        of_layers(lambda names: {"stages": [names[len(names) // 2]], "pieces": 3,
+                                 "recompute": names[1:], "state": "owners"}),
+        "", "", owners=ALL,
+    ),
+    "grid of layers and pieces": Way(
+        of_layers(lambda names: {"layers": cut(names), "row": 2, "pieces": 3,
+                                 "recompute": names[1:]}),
+        "", "", owners=slice(2),
+    ),
 }  # fmt: skip
-MAIN = ("parallel", "accumulate", "recompute", "split in pieces", "shard", "split_layers")
+MAIN = ("shares", "pieces", "recompute", "stages in pieces", "owners", "layers")
 
 
 def cells(which: str) -> Iterator[Any]:
@@ -171,7 +188,8 @@ def run(name: str, case: str, devices: tuple[str, ...], whole: bool) -> tuple[An
     )
     if not way.replicas:
         owners = {each[1:] for each in (devices[way.owners] if way.owners else ["/CPU:0"])}
-        assert {*places(model.weights)} == owners
+        there = {*places(model.weights)}
+        assert there == owners or name.startswith("grid of everything") and there < owners
         assert {*places(v for v in model.optimizer.variables if v.shape.rank)} <= owners
         undone(model)
     return seen, [*state(model), *predicted]
@@ -206,16 +224,22 @@ def test_fit_is_that_of_one_device(keras, plan, double, way, case):
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ORDINARY.split())
 def test_three_devices_share_out_a_batch(keras, plan, double, case):
-    keeps("parallel", case, (*plan.devices, plan.host))
+    keeps("shares", case, (*plan.devices, plan.host))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("cells", [
-    ["parallel-4-last_of_one", "parallel-4-masks", "parallel-4-normalized"],
-    ["shard-3-last_of_one", "shard-4-last_of_one", "shard-4-normalized", "shard-3-averaged"],
-    ["split, at-3-normalized", "split in pieces-4-causal"],
-    ["split_layers-3-gated", "split_layers-4-gated", "split_layers-3-causal",
-     "split_layers-4-causal"],
+    ["grid of stages in pieces-4-two_of_each", "grid of layers-4-gated"],
+    *(pytest.param(each, marks=pytest.mark.thorough) for each in [
+    ["shares-4-last_of_one", "shares-4-masks", "shares-4-normalized"],
+    ["owners-3-last_of_one", "owners-4-last_of_one", "owners-4-normalized", "owners-3-averaged"],
+    ["stages, at-3-normalized", "stages in pieces-4-causal"],
+    ["layers-3-gated", "layers-4-gated", "layers-3-causal", "layers-4-causal"],
+    [f"grid of stages-4-{case}" for case in PARTS.split()],
+    [f"grid of stages in pieces-4-{case}" for case in HALVED.split()],
+    [f"grid of layers-4-{case}" for case in PAIRS.split()],
+    [f"grid of everything-4-{case}" for case in PIECED.split()],
+    ["grid of layers and pieces-4-causal"],
+]),
 ], ids=lambda cells: cells[0].partition("-")[0])  # fmt: skip
 def test_three_and_four_devices_take_batches_of_ten_and_of_one(cells):
     """Some get no example of a last batch, some own a bias alone, and parts are of any size."""
@@ -289,12 +313,12 @@ def test_an_optimizer_goes_on_from_one_way_to_the_other(keras, plan, double, way
 
 
 # How near its losses and weights come in halves.
-NEAR = {"parallel": 1e-3, "accumulate": 2e-3, "recompute": 5e-4, "split": 1e-6,
-        "split in pieces": 1e-3, "shard": 2e-3, "split_layers": 1e-3, "strategy": 1e-3}  # fmt: skip
+NEAR = {"shares": 1e-3, "pieces": 2e-3, "recompute": 5e-4, "stages": 1e-6,
+        "stages in pieces": 2e-3, "owners": 2e-3, "layers": 1e-3, "strategy": 1e-3}  # fmt: skip
 
 
 @pytest.mark.parametrize("way, scale", quick(
-    ("strategy", 2.0**10), ("accumulate", 2.0**24), ("split_layers", 2.0**24),
+    ("strategy", 2.0**10), ("pieces", 2.0**24), ("layers", 2.0**24),
     among=[(way, 2.0**n) for way in NEAR for n in (10, 24)],
 ))  # fmt: skip
 def test_halves_have_their_loss_scaled_and_skip_the_same_steps(keras, plan, way, scale):
@@ -311,7 +335,8 @@ def test_halves_have_their_loss_scaled_and_skip_the_same_steps(keras, plan, way,
         scaled = fit.alone(model).optimizer.dynamic_scale
         seen.append((int(sgd.iterations), float(scaled), [loss, *model.get_weights()]))
     assert (seen[0][0] == 9) == (not large) and all(0 < each[0] <= 9 for each in seen)
-    if way == "accumulate" and large:  # a piece's gradient may be too large, and the sum not
+    # A piece's gradient may be too large, and the sum not.
+    if way in ("pieces", "stages in pieces") and large:
         assert seen[1][0] < 9 and np.isfinite(seen[1][2][1]).all()
         return
     assert seen[0][:2] == seen[1][:2]
@@ -339,10 +364,10 @@ def test_bfloat16_learns_as_on_one_device(keras, plan, way):
     assert {v.dtype for v in other.trainable_variables} == {"float32"}
 
 
-@pytest.mark.parametrize("way", quick("accumulate", among=["parallel", "accumulate", "shard"]))
+@pytest.mark.parametrize("way", quick("pieces", among=["shares", "pieces", "owners"]))
 def test_masks_of_dropout_are_drawn_for_each_share_and_in_each_run(keras, plan, double, way):
     """The labels add up to zero over the shares, so that of one mask for all nothing is learned."""
-    y = np.repeat([1.0, -1.0] if way != "accumulate" else [2.0, -1.0, -1.0], 4)[:, None]
+    y = np.repeat([1.0, -1.0] if way != "pieces" else [2.0, -1.0, -1.0], 4)[:, None]
     found = []
     for _ in range(2):
         keras.utils.set_random_seed(0)
@@ -356,7 +381,7 @@ def test_masks_of_dropout_are_drawn_for_each_share_and_in_each_run(keras, plan, 
     np.testing.assert_array_equal(*found)  # of one seed
 
 
-@pytest.mark.parametrize("way", quick("split_layers"))
+@pytest.mark.parametrize("way", quick("layers"))
 def test_callbacks_see_and_write_what_they_do_on_one_device(keras, tf, plan, double, tmp_path, way):
     """Rates, the rows of a table, and TensorBoard's; what is saved is a model of one device."""
     each, found = keras.callbacks, []
@@ -390,7 +415,7 @@ def test_callbacks_see_and_write_what_they_do_on_one_device(keras, tf, plan, dou
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("way", quick("shard", among=("alone", *MAIN)))
+@pytest.mark.parametrize("way", quick("owners", among=("alone", *MAIN)))
 def test_a_fit_that_broke_off_ends_as_one_that_did_not(keras, plan, tmp_path, way):
     """To the bit, with a new model and a new way, as in Keras alone; but not what dropout draws."""
 
@@ -447,38 +472,39 @@ def refused(keras: Any, plain: Any, kind: str) -> Any:
 
 
 REFUSED: list[tuple[str, Callable[[Any, Any], Any], type[Exception], str]] = [
-    ("text", fit.parallel, TypeError, "'resnet'"),
-    ("deep", lambda m, _: fit.parallel(m, ["/gpu:9"]), ValueError, "gpu:9"),
-    ("deep", lambda m, _: fit.parallel(m, ["cpu:1", "/CPU:1"]), ValueError, "/CPU:1"),
-    ("deep", lambda m, d: fit.parallel(m, d, batch_norm="both"), ValueError, "'both'"),
-    ("deep", both(fit.parallel, fit.parallel), ValueError, "deep"),
-    ("stateful", fit.parallel, ValueError, "'keeps'"),
-    ("copies", fit.parallel, ValueError, "'copies'.*2"),
-    ("code with statistics", fit.parallel, ValueError, "sync.*batch_norm.*'average'"),
-    ("statistics", both(by_layer, fit.parallel), ValueError, "normal.*'average'"),
-    ("deep", lambda m, _: fit.accumulate(m, 0), ValueError, "0"),
-    ("deep", both(pieces, pieces), ValueError, "'deep'"),
-    ("two", pieces, ValueError, "'two' has 2"),
-    ("stateful", pieces, ValueError, "'keeps'"),
-    ("uncompiled", pieces, ValueError, "'uncompiled'"),
-    ("code", lambda m, _: fit.recompute(m), TypeError, "Code"),
-    ("one", lambda m, _: fit.recompute(m), ValueError, "'one' has 0 places"),
-    ("deep", lambda m, _: fit.recompute(m, 9), ValueError, "'deep' has 2 places.*9"),
-    ("deep", lambda m, _: fit.recompute(m, 1), ValueError, "parts=1"),
-    ("deep", lambda m, _: fit.recompute(m, ["c", "b"]), ValueError, r"\['c', 'b'\].*b, c"),
-    ("deep", lambda m, _: fit.recompute(m, ["a"]), ValueError, r"\['a'\]"),
-    ("deep", both(by_layer, by_layer), ValueError, "'deep'"),
-    ("deep", both(fit.parallel, by_layer), ValueError, "'deep'"),
-    ("code", fit.split, TypeError, "Code"),
-    ("stateful", lambda m, d: fit.split(m, d, 2), ValueError, "'keeps'"),
-    ("deep", lambda m, _: fit.split(m, ["cpu:1", "/CPU:1"]), ValueError, "/CPU:1"),
-    ("deep", lambda m, _: fit.split(m, ["cpu:1", "/gpu:9"]), ValueError, "gpu:9"),
-    ("deep", lambda m, d: fit.split(m, d, 0), ValueError, "0"),
-    ("one", fit.split, ValueError, "1 layer .*a.*2 devices"),
-    ("deep", lambda m, d: fit.split(m, d, at=["none"]), ValueError, "'none'.*c"),
-    ("deep", both(fit.split, fit.split), ValueError, "deep"),
-    ("deep", lambda m, _: fit.shard(m, ["/gpu:9"]), ValueError, "gpu:9"),
-    ("deep", both(fit.shard, fit.shard), ValueError, "deep"),
+    ("text", using(), TypeError, "'resnet'"),
+    ("deep", lambda m, _: fit.use(m, ["/gpu:9"]), ValueError, "gpu:9"),
+    ("deep", lambda m, _: fit.use(m, ["cpu:1", "/CPU:1"]), ValueError, "/CPU:1"),
+    ("deep", lambda m, _: fit.use(m, "cpu:1"), TypeError, "cpu:1"),
+    ("deep", using(piece=2), TypeError, "'piece'.*pieces"),
+    ("stateful", using(), ValueError, "'keeps'"),
+    ("copies", using(), ValueError, "'copies'.*2"),
+    ("code with statistics", using(), ValueError, "synchronized=False"),
+    ("statistics", by_layer_on_all, ValueError, "normal.*synchronized=False"),
+    ("deep", where_it_is(pieces=0), ValueError, "pieces=0"),
+    ("two", where_it_is(pieces=3), ValueError, "'two' has 2"),
+    ("stateful", where_it_is(pieces=3), ValueError, "'keeps'"),
+    ("code", where_it_is(recompute=True), TypeError, "Code"),
+    ("one", where_it_is(recompute=True), ValueError, "'one' has 0 places"),
+    ("deep", where_it_is(recompute=9), ValueError, "'deep' has 2 places.*9"),
+    ("deep", where_it_is(recompute=1), ValueError, "recompute=1"),
+    ("deep", where_it_is(recompute=["c", "b"]), ValueError, r"\['c', 'b'\].*b, c"),
+    ("deep", where_it_is(recompute=["a"]), ValueError, r"\['a'\]"),
+    ("code", using(stages=2), TypeError, "Code"),
+    ("stateful", using(stages=2, pieces=2), ValueError, "'keeps'"),
+    ("one", using(stages=2), ValueError, "1 layer .*a.*2 stages"),
+    ("deep", using(stages=["none"]), ValueError, "'none'.*c"),
+    ("deep", using(stages=3), ValueError, "2 devices.*rows of 3"),
+    ("deep", using(stages=2, layers={"a": "columns"}), ValueError, "stages and layers"),
+    ("deep", using(layers={"a": "columns"}, state="host"), ValueError, "layers and state"),
+    ("deep", using(layers={"a": "diagonals"}), ValueError, "'diagonals'"),
+    ("deep", using(row=2), ValueError, "row=2"),
+    ("deep", using(shares=(1, 2, 3)), ValueError, "2 rows"),
+    ("deep", using(shares=(1, 0)), ValueError, r"\(1, 0\)"),
+    ("deep", using(state="away"), ValueError, "'away'"),
+    ("deep", using(state=["/gpu:9"]), ValueError, "gpu:9"),
+    ("deep", using(schedule="2F2B"), ValueError, "'2F2B'"),
+    ("deep", where_it_is(stages=2), ValueError, "stages=2.*plan"),
 ]  # fmt: skip
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from keras_models import built
-from mgpu_helpers import _private, graph, pipeline
-from mgpu_helpers._models import graph_of
+from mgpu_helpers import graph, pipeline
+from mgpu_helpers._layers import LayerGraph
 from mgpu_helpers.graph import cuts
 from mgpu_helpers.trace import Op, Trace, function_step
 
@@ -327,6 +327,6 @@ def test_what_a_model_gives_anyway_does_not_cross(keras):
     early = keras.layers.Dense(5, name="early")(given)
     x = keras.layers.Dense(6, name="next")(early)
     model = keras.Model(given, [early, keras.layers.Dense(7, name="last")(x)])
-    calls = _private.calls_of(graph_of(model))
-    at = cuts.narrow(graph_of(model), calls)
-    assert [(calls[i].operation.name, size) for i, size in at.items() if i] == [("last", 6 * 4)]
+    layers = LayerGraph(model)
+    at = cuts.narrow(layers)
+    assert [(layers.calls[i].name, size) for i, size in at.items() if i] == [("last", 6 * 4)]

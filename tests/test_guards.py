@@ -68,6 +68,13 @@ plt.show()
 """
 
 
+def table(folder: Path, *names: str, words: int = 99) -> None:
+    """Write the list of a folder's lessons."""
+    rest = 'devices = [2], what = "you have it", picture = "It"'
+    lines = [f'{{name = "{name}", {rest}}},' for name in names]
+    (folder / "lessons.toml").write_text(f"words = {words}\nparts.all = [{' '.join(lines)}]\n")
+
+
 def build(folder: Path, *arguments: str) -> int:
     return main(["--folder", str(folder), *arguments])
 
@@ -83,6 +90,7 @@ def built(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("notebooks")
     (folder / "source").mkdir()
     (folder / "source" / "00_add_numbers.py").write_text(LESSON)
+    table(folder, "00_add_numbers")
     assert build(folder) == 0
     return folder
 
@@ -146,6 +154,7 @@ def test_a_failing_cell_is_named_and_the_old_notebook_stays(folder, capsys):
 
 def test_links_are_filled_in(tmp_path):
     (tmp_path / "source").mkdir()
+    table(tmp_path, "00_see_all", "01_do_it")
     for name, text in (
         ("00_see_all", "# See all\n\n[[lessons]]\n\nBefore: [[previous]].\nNext: [[next]]."),
         ("01_do_it", "# Do it: now\n\nIt gets\ndone. After [[previous]], [[00]].\n\n[[next]]"),
@@ -161,6 +170,23 @@ def test_links_are_filled_in(tmp_path):
     (tmp_path / "source" / "01_do_it.py").write_text("# %% [markdown]\n# # Do it\n#\n# [[06]]\n")
     with pytest.raises(LessonError, match="no such lesson"):
         draft(read(tmp_path)[1], read(tmp_path))
+    for names in ["00_see_all"], ["00_see_all", "01_do_it", "02_do_more"]:
+        table(tmp_path, *names)
+        with pytest.raises(LessonError, match="needs a line in .*lessons.toml and a file in"):
+            read(tmp_path)
+    table(tmp_path, "01_do_it", "00_see_all")
+    with pytest.raises(LessonError, match="01_do_it is at place 00"):
+        read(tmp_path)
+
+
+def test_a_lesson_is_one_line_for_the_readme_and_the_limit_of_its_words(folder):
+    readme = folder.parent / "README.md"
+    readme.write_text("# It\n<!-- lessons: -->\n<!-- end -->\nmore\n")
+    assert build(folder) == 0
+    row = "| 00 | [Add numbers](notebooks/00_add_numbers.ipynb) | you have it | ![It](docs/00_add_"
+    assert row in readme.read_text() and readme.read_text().endswith(" |\n\n<!-- end -->\nmore\n")
+    table(folder, "00_add_numbers", words=5)
+    assert "at most 5" in "".join(found(folder, "sizes"))
 
 
 # strict nbval, under this project's settings

@@ -9,9 +9,11 @@ import sys
 from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from mgpu_helpers import memory
+from fit_models import policy
+from mgpu_helpers import fit, memory
 from mgpu_helpers.scaling import Link, links
 
 PAGE = (Path(__file__).parent.parent / "docs" / "fit.md").read_text(encoding="utf-8")
@@ -94,19 +96,19 @@ def test_paper_and_plan_agree(plan):
     assert ways["as it"].weights == memory.plan(model, batch).weights
     assert ways["as it"].slots == slots
 
-    counted = sys.modules["mgpu_helpers.memory.ways"].Step(model, batch, n, None)
+    counted = sys.modules["mgpu_helpers.memory.ways"].Step(model, batch, plan.devices, None)
     assert 0 < counted.slots - ways["batch over"].slots < 20  # the number of steps and the rate
     assert ways["ZeRO 2"].slots == counted.shard * slots / counted.trained
     assert ways["ZeRO 2"].weights == counted.weights
 
-    outputs = 4 * batch * width * 4  # go to the host for the loss, and back
+    outputs = batch * width * 4  # half of them go to the first device for the loss, and back
     crossing = {way.name: way.crossing for way in memory.plan(model, batch, n).ways}
     assert n * ways["batch over"].sends == crossing["batch over 2 devices"] - outputs
     assert n * ways["ZeRO 2"].sends == crossing["batch and state over 2 devices"] - outputs
     host = by_name(parameters, 1, precision="float32")["state on"]
-    assert host.sends == crossing["state on the host"] - outputs
+    assert host.sends == crossing["state on the host"]
     assert (host.weights, host.slots) == (ways["as it"].weights, 0)
-    cut = next(size for name, size in crossing.items() if name.startswith("split"))
+    cut = next(size for name, size in crossing.items() if name.endswith("stages"))
     assert n * ways["pipeline"].sends + 4 == cut  # and the loss of all, a number
 
 
@@ -119,16 +121,63 @@ def test_remedies_on_one_device_are_those_of_the_plan(keras, plan):
     options = {"activations": kept, "layers": depth, "between": handed, "pieces": pieces}
     found = memory.on_paper(depth * width**2, 1, precision="float32", **options)
     ways = {way.name: way for way in found.ways}
-    assert list(ways) == [name for name in held if not name.startswith("split")]
+    assert list(ways) == [name for name in held if not name.endswith("stages")]
     # Where the weights are most of it, pieces cost the sum of their gradients.
-    more = ways["accumulate 2"].gradients - ways["as it is"].gradients
-    assert more == pytest.approx(held["accumulate 2"] - held["as it is"], rel=1e-3)
-    assert ways["accumulate 2"].activations == kept / pieces
+    more = ways["2 pieces"].gradients - ways["as it is"].gradients
+    assert more == pytest.approx(held["2 pieces"] - held["as it is"], rel=1e-3)
+    assert ways["2 pieces"].activations == kept / pieces
     assert ways["mixed_bfloat16"].held == ways["as it is"].held - kept / 2
     assert ways["recompute in 3 parts"].activations == 3 * handed + kept / 3
     assert all(ways[name].sends == 0 for name in held if name != "state on the host")
     mixed = memory.on_paper(1e9, 2, activations=kept)
     assert {way.name.split()[0] for way in mixed.ways} == {"as", "batch", "ZeRO", "state"}
+
+
+def test_what_fit_can_do_is_a_layout_that_it_takes(keras, plan):
+    """On a model of so many layers and these devices; it then trains and tells this layout."""
+    taken, data = set(), (np.ones((8, 6), "f"), np.ones((8, 6), "f"))
+    options = {"precision": "float32", "layers": 4, "between": 192, "pieces": 2}
+    for n in (1, 2):
+        paper = memory.on_paper(4 * 36, n, **options)
+        for way in paper.ways:
+            layout = way.layout
+            if layout is None:
+                assert way.name in ("ZeRO 1", "ZeRO 3", "tensor parallel")
+                continue
+            taken.add(way.name)
+            moved = {"devices": plan.devices[:n]} if layout.devices else {}
+            assert layout.devices in ((), ("/GPU:0", "/GPU:1")[:n])
+            with policy("mixed_bfloat16" if way.half else "float32"):
+                model = equal(6, 4, "sgd")
+            assert fit.layout(fit.use(model, way, **moved)) == layout.changed(**moved)
+            assert np.isfinite(model.train_on_batch(*data))
+    assert taken == {
+        "as it is", "mixed_bfloat16", "2 pieces", "recompute in 2 parts", "batch over 2 devices",
+        "ZeRO 2", "pipeline", "state on the host",
+    }  # fmt: skip
+    halved = next(way for way in paper.ways if way.half)
+    with pytest.raises(ValueError, match="'mixed_bfloat16' is of a model in half precision"):
+        fit.use(equal(6, 4, "sgd"), halved)
+
+
+def test_what_paper_and_plan_call_alike_is_one_layout(plan):
+    """The names of `memory.plan` that are on paper too, and what stands for others of them."""
+    model, n = equal(64, 9, "adam"), 2
+    paper = memory.on_paper(9 * 64**2, n, precision="float32", layers=9, between=1, pieces=2).ways
+    found = {way.name: (way.half, way.layout) for way in paper}
+    others = {"ZeRO 2": "batch and state over 2 devices", "pipeline": "2 stages"}
+    alike = {others.get(name, name): pair for name, pair in found.items()}
+    ways = [way for way in memory.plan(model, 32, n).ways if way.name in alike]
+    assert len(ways) >= 6
+    for way in ways:
+        half, layout = alike[way.name]
+        assert half == way.half
+        on_one = way.name == "state on the host"  # where the plan has the first device alone
+        where = {"devices": plan.devices[: 1 if on_one else n]} if layout.devices else {}
+        again = way.layout if way.name != "2 stages" else way.layout.changed(stages=2)
+        if layout.recompute:
+            again = again.changed(recompute=layout.recompute)
+        assert layout.changed(**where) == again, way.name
 
 
 def megatron(devices, parameters, hidden, layers, link=links.NVLINK_2):

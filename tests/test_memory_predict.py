@@ -16,11 +16,11 @@ from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.memory.buffers import beside
 from mgpu_helpers.memory.liveness import counted, entered
-from mgpu_helpers.memory.measure import Measured
+from mgpu_helpers.memory.measuring import Measured
 from mgpu_helpers.memory.order import DEVICE, in_order
-from mgpu_helpers.memory.predict import _boundary
+from mgpu_helpers.memory.predicting import _boundary
+from mgpu_helpers.memory.scratch import beside
 from mgpu_helpers.trace import function_step, read
 
 D, MB = "/CPU:1", 10**6
@@ -404,7 +404,7 @@ def test_the_error_is_what_95_of_100_steps_stay_within():
 
 @pytest.mark.parametrize("wrong, said", [
     (lambda: memory.predict(compiled("lion")[0], 0), "batch=0.*, 1 or more"),
-    (lambda: memory.fits(compiled("lion")[0], 1000), "1 kB do not hold dense.*pipeline.stages"),
+    (lambda: memory.fits(compiled("lion")[0], 1000), "1 kB do not hold dense.*stages=2"),
     (lambda: memory.predict(remade(), 4), "RematScope"),
     (lambda: memory.predict(endless(), 4), "as often as its data say.*memory.measure"),
     (lambda: memory.measure(ones, (8, 8)), "two different batches"),

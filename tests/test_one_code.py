@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lessons
-from mgpu_helpers import pipeline, towers
+from mgpu_helpers import fit, towers
 from mgpu_helpers.lessons import averaging, schedules
 
 
@@ -105,37 +105,21 @@ def test_ring(plan, size):
         assert one.device.endswith(device[1:])
 
 
-def test_two_pieces(plan, taught):
+def test_two_pieces(keras, plan, taught):
     import tensorflow as tf
 
-    def function(weights, x):
-        (weight,) = weights.values()
-        return tf.tanh(x @ weight)
-
-    def loss(labels, outputs):
-        return tf.reduce_mean(outputs - labels)
-
-    class Part:
-        """What the lesson takes from a Keras model."""
-
-        def __init__(self, weight):
-            self.weight, self.trainable_weights = weight, [SimpleNamespace(value=weight)]
-
-        def __call__(self, x):
-            return function({"weight": self.weight}, x)
-
-    stages = []
-    for device, name, shape in zip(plan.devices, "ab", [(3, 4), (4, 1)], strict=True):
-        with tf.device(device):
-            stages.append(pipeline.Stage(device, function, {name: tf.Variable(draw(*shape))}))
-    x, y = tf.constant(draw(4, 3)), tf.zeros([4, 1])
+    dense, given = keras.layers.Dense, keras.Input((3,))
+    parts = [dense(4, "tanh", use_bias=False), dense(1, "tanh", use_bias=False)]
+    model = keras.Model(given, parts[1](parts[0](given)))
+    model.compile(keras.optimizers.SGD(1.0), loss=lambda y, outputs: outputs - y)
+    x, before = draw(4, 3), model.get_weights()
     two_pieces = taught("two_pieces", "forward", "back")
     two_pieces.python_function.__globals__.update({
-        name: SimpleNamespace(device=stage.device, part=Part(stage.weights[name]))
-        for name, stage in zip("ab", stages, strict=True)
+        name: SimpleNamespace(device=device, part=part)
+        for name, device, part in zip("ab", plan.devices, parts, strict=True)
     })  # fmt: skip
-    a0, a1, b0, b1 = two_pieces(x[:2], x[2:])
-    order = pipeline.one_forward_one_backward(2, 2)
-    _, held = tf.function(lambda: pipeline.gradients(stages, loss, x, y, order))()
-    np.testing.assert_allclose(a0 + a1, held["a"], rtol=1e-6)
-    np.testing.assert_allclose(b0 + b1, held["b"], rtol=1e-6)
+    a0, a1, b0, b1 = two_pieces(tf.constant(x[:2]), tf.constant(x[2:]))
+    fit.use(model, plan, stages=2, pieces=2).train_on_batch(x, np.zeros([4, 1], "f"))
+    a, b = (old - new for old, new in zip(before, model.get_weights(), strict=True))
+    np.testing.assert_allclose(a0 + a1, a, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(b0 + b1, b, rtol=1e-5, atol=1e-6)

@@ -1,25 +1,20 @@
-"""Pipelines against the network unsplit, against hand-written tables, and in real traces."""
+"""Schedules against their rules, and cuts against a search through all: `fit.use` runs them."""
 
 from __future__ import annotations
 
-import graphlib
 import itertools
-import re
-import traceback
-from collections import Counter, defaultdict
-from dataclasses import replace
-from pathlib import Path
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import run_python
-from mgpu_helpers import pipeline, trace
+import keras_models
+from mgpu_helpers import fit, pipeline, trace
 from mgpu_helpers.lessons import networks, schedules
 from mgpu_helpers.pipeline.cutting import Cut, StageCost
-from mgpu_helpers.pipeline.tasks import Span, task_of
+from mgpu_helpers.pipeline.tasks import Span
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.records import Allocation
 
@@ -28,13 +23,10 @@ KINDS = {
     "all forward": pipeline.all_forward,
     "one by one": pipeline.one_forward_one_backward,
 }
-# Four layers are made in no time; the gradients of convolutions are asked for where they matter.
 DENSE = networks.Network("dense", (
     networks.Dense("a", 6, "relu"), networks.Dense("b", 5, "relu"), networks.Dense("c", 4, "relu"),
     networks.Dense("d", 3),
 ), (7,))  # fmt: skip
-SMALL = networks.jang(hidden=64, width=0.0625)
-NEAR = {"rtol": 1e-4, "atol": 1e-6}
 few = settings(max_examples=40, deadline=None)
 sizes = {"p": st.integers(1, 6), "m": st.integers(1, 12), "kind": st.sampled_from([*KINDS])}
 
@@ -43,22 +35,6 @@ def examples(network, size, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.random((size, *network.input), np.float32)
     return x, rng.integers(0, network.layers[-1].units, size)
-
-
-def unsplit(tf, network, x, y):
-    """Compute the loss and the gradients of the whole network, eagerly."""
-    weights = networks.variables(network)
-    with tf.GradientTape() as tape:
-        loss = networks.loss(y, networks.logits(network, weights, x))
-    return float(loss), tape.gradient(loss, weights)
-
-
-def near(got, wanted, way=""):
-    (loss, slopes), (wanted_loss, wanted_slopes) = got, wanted
-    np.testing.assert_allclose(loss, wanted_loss, rtol=1e-5, err_msg=str(way))
-    assert slopes.keys() == wanted_slopes.keys()
-    for name, slope in slopes.items():
-        np.testing.assert_allclose(slope, wanted_slopes[name], **NEAR, err_msg=f"{way} {name}")
 
 
 def started(tf, plan, **config):
@@ -166,226 +142,7 @@ def test_stages_begin_with_the_weights_of_the_whole_in_a_graph_and_today(tf, pla
         np.testing.assert_allclose(result, networks.logits(DENSE, wanted, x), rtol=1e-6)
 
 
-# Gradients
-
-WAYS = [("in turn", 2), ("one by one", 8)]
-ALL_WAYS = [*WAYS, ("in turn", 1), ("all forward", 4)]
-
-
-@pytest.mark.parametrize("order, ways", [
-    ((0, 1, 1, 0), WAYS), pytest.param((0, 1, 1, 0), ALL_WAYS, marks=pytest.mark.thorough),
-    pytest.param((0, 1, 0, 1), ALL_WAYS, marks=pytest.mark.thorough),
-])  # fmt: skip
-def test_gradients_are_those_of_the_network_unsplit(tf, plan, order, ways):
-    x, y = examples(DENSE, 16)
-    wanted = unsplit(tf, DENSE, x, y)
-    with tf.Graph().as_default():
-        made = networks.stages(DENSE, [*"bcd"], [plan.devices[i] for i in order])
-        x, y = tf.constant(x), tf.constant(y)
-        steps = [pipeline.gradients(made, networks.loss, x, y, KINDS[kind](4, m))
-                 for kind, m in ways]  # fmt: skip
-        with started(tf, plan) as session:
-            for way, got in zip(ways, session.run(steps), strict=True):
-                near(got, wanted, way)
-
-
-def test_autograph_converts_what_is_given_and_nothing_of_the_package(tf, plan, monkeypatch):
-    """And the tasks of two pipelines in a function are found in its trace."""
-    callers, warned = set(), []  # AutoGraph warns of code that it cannot convert
-    monkeypatch.setattr(tf.get_logger(), "warning", lambda *words: warned.append(words))
-
-    @tf.autograph.experimental.do_not_convert
-    def note():
-        callers.update(Path(frame.filename).name for frame in traceback.extract_stack())
-
-    def thrice(weights, x):
-        note()
-        if tf.reduce_sum(x) > 0:
-            x = 3 * x
-        return weights["w"] * x
-
-    def loss(_, made):
-        value = tf.reduce_mean(made)
-        if value > 0:
-            value = 2 * value
-        return value
-
-    stage = pipeline.Stage(plan.devices[0], thrice, {"w": tf.Variable(2.0)})
-    order = pipeline.all_forward(1, 2)
-
-    @tf.function
-    def twice(x):
-        pipeline.gradients([stage], loss, x, x, order)
-        with tf.name_scope("train"):
-            return pipeline.gradients([stage], loss, x, x, order)
-
-    (value, found), step = trace.function_step(twice, tf.constant([1.0, 3.0]))
-    assert (float(value), float(found["w"])) == (24, 12)
-    assert "run.py" in callers and not warned
-    assert {(span.stage, span.task) for span in pipeline.spans(step)} == {
-        (0, task) for task in order[0]
-    }
-
-
-def test_uneven_pieces_count_by_their_size(tf, plan):
-    """90 examples in 4 pieces, where a graph knows how many there are, and where it does not."""
-    x, y = examples(DENSE, 90)
-    eight, sizes = examples(DENSE, 8), [90, None]
-    wanted, of_eight = unsplit(tf, DENSE, x, y), unsplit(tf, DENSE, *eight)
-    schedule = pipeline.one_forward_one_backward(2, 4)
-    with tf.Graph().as_default():
-        made, v1 = networks.stages(DENSE, ["c"], plan.devices), tf.compat.v1
-        fed = [(v1.placeholder(tf.float32, [n, 7]), v1.placeholder(tf.int64, [n])) for n in sizes]
-        fetched = [
-            pipeline.gradients(made, networks.loss, *pair, schedule, uneven=True) for pair in fed
-        ]
-        even = pipeline.gradients(made, networks.loss, *fed[1], schedule)
-        with started(tf, plan) as session:
-            for pair, one in zip(fed, fetched, strict=True):
-                near(session.run(one, dict(zip(pair, (x, y), strict=True))), wanted)
-            near(session.run(even, dict(zip(fed[1], eight, strict=True))), of_eight)
-            with pytest.raises(tf.errors.InvalidArgumentError, match="90 does not divide over 4"):
-                session.run(even, dict(zip(fed[1], (x, y), strict=True)))
-
-
-def test_a_weight_that_two_stages_share_gets_both_gradients(tf, plan):
-    """A table that looks words up and scores them, and a layer that is used twice.
-
-    One more table is only looked up, and one weight is not used at all.
-    """
-    rng = np.random.default_rng(0)
-    shapes = {"table": (9, 4), "square": (4, 4), "lookup": (9, 4), "other": (4,)}
-    values = {name: rng.normal(size=shape) for name, shape in shapes.items()}
-    words, labels = rng.integers(0, 9, (8, 3)), rng.integers(0, 9, 8)
-
-    def first(weights, x):
-        found = tf.gather(weights["table"], x) + tf.gather(weights["lookup"], x)
-        return tf.tanh(tf.reduce_sum(found, 1) @ weights["square"])
-
-    def second(weights, x):
-        return (x @ weights["square"]) @ tf.transpose(weights["table"])
-
-    weights = {name: tf.Variable(value, name=name) for name, value in values.items()}
-    with tf.GradientTape() as tape:
-        loss = networks.loss(labels, second(weights, first(weights, words)))
-    wanted = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    assert not np.any(wanted["other"]) and isinstance(wanted["lookup"], tf.IndexedSlices)
-    wanted = loss, {name: tf.convert_to_tensor(g) for name, g in wanted.items()}
-
-    def pipelined(own, x, y, order):
-        used = ({"table", "square", "lookup"}, {"table", "square", "other"})
-        made = [
-            pipeline.Stage(device, function, {name: own[name] for name in sorted(names)})
-            for device, function, names in zip(plan.devices, (first, second), used, strict=True)
-        ]
-        return pipeline.gradients(made, networks.loss, x, y, order)
-
-    order = pipeline.one_forward_one_backward(2, 2)
-    near(tf.function(pipelined)(weights, tf.constant(words), tf.constant(labels), order), wanted)
-    with tf.Graph().as_default():
-        with tf.device(plan.devices[0]):
-            own = {n: tf.compat.v1.get_variable(n, initializer=v) for n, v in values.items()}
-        order = pipeline.all_forward(2, 1)
-        fetched = pipelined(own, tf.constant(words), tf.constant(labels), order)
-        with started(tf, plan) as session:
-            near(session.run(fetched), wanted)
-
-
-@pytest.mark.parametrize("given, second, named", [
-    (dict(schedule=[["F0", "B0"]]), {}, "a schedule for 1 does not fit 2"),
-    (dict(schedule=[["F0", "B0"], ["B0", "F0"]]), {}, "stage 1 cannot do B0"),
-    (dict(schedule=pipeline.one_by_one(2, 3)), {}, "batch of 8 does not divide over 3 pieces"),
-    (dict(loss=lambda y, scores: scores[:, 0]), {}, "loss failed .* return their mean"),
-    ({}, {"device": "/CPU:9"}, "/CPU:9"),
-    ({}, {"weights": {"a/kernel": None}}, "stages 0 and 1 .* 'a/kernel'"),
-])  # fmt: skip
-def test_what_does_not_fit_is_refused(tf, plan, given, second, named):
-    given = dict(zip("xy", examples(DENSE, 8), strict=True)) | {"loss": networks.loss} | given
-    with tf.Graph().as_default():
-        one, other = networks.stages(DENSE, ["c"], plan.devices)
-        with pytest.raises(ValueError, match=named):
-            pipeline.gradients([one, replace(other, **second)], **given)
-    with pytest.raises(RuntimeError, match="tf.function"):
-        pipeline.gradients([one, other], **given)
-
-
 # In a trace
-
-
-@pytest.fixture(scope="module", params=[["conv3"], ["conv2", "conv3", "fc1"]])
-def traced(request, tf, plan):
-    """Trace a step of two stages on two devices, and of four stages that share two."""
-    stages = 1 + len(request.param)
-    where = (plan.devices * 2)[:stages]
-    schedule, (x, y) = pipeline.one_forward_one_backward(stages, 4), examples(SMALL, 16)
-    with tf.Graph().as_default():
-        made = networks.stages(SMALL, request.param, where)
-        fetched = pipeline.gradients(made, networks.loss, tf.constant(x), tf.constant(y), schedule)
-        with started(tf, plan) as session:
-            session.run(fetched)
-            found, step = trace.session_step(session, fetched)
-    near(found, unsplit(tf, SMALL, x, y))
-    return schedule, where, step
-
-
-OTHERS = ["tensorlight", "p40", "convolutions", "transformer", "lstm"]
-
-
-@pytest.mark.parametrize("names", [
-    ["convolutions"],
-    pytest.param([*OTHERS, "residual", "mobilenet"], marks=pytest.mark.thorough),
-])  # fmt: skip
-def test_streams_close_no_circle_in_models_of_other_kinds(names):
-    code = f"import keras_stages; keras_stages.main(*{names})"
-    assert run_python(code, timeout=300, MGPU_MODE="cores").stdout.split() == names
-
-
-FREE_OPS = {"Const", "VarHandleOp"}  # they are there before the first stage begins
-
-
-def test_forward_and_back_are_on_the_device_of_their_stage(traced):
-    schedule, where, step = traced
-    seen = {(at, op.device) for op in step.ops if (at := task_of(op))}
-    assert seen == {((s, name), where[s]) for s, names in enumerate(schedule) for name in names}
-    for s, layer in enumerate(["conv1", "conv3"] if len(where) == 2 else ["conv1", "conv2"]):
-        own = [op for op in step.ops if f"/{layer}/" in op.name and op.type.startswith("Conv2D")]
-        assert {op.device for op in own} == {where[s]} and len(own) >= 8
-        # The batch needs no gradient: only the layers behind the first one send theirs on.
-        inputs = [op for op in own if op.type == "Conv2DBackpropInput"]
-        assert len(inputs) == (4 if s else 0)
-
-
-def test_a_stream_does_one_operation_after_the_other_in_order(traced):
-    schedule, where, step = traced
-    earlier = defaultdict(set)
-    for maker, user in step.edges:
-        earlier[user].add(maker)
-    for user in graphlib.TopologicalSorter(earlier).static_order():
-        earlier[user] = earlier[user].union(*(earlier[maker] for maker in earlier[user]))
-    for device in set(where):
-        ops = [op for op in step.ops if op.device == device and op.type not in FREE_OPS]
-        slow = [op for op in ops if re.match("Conv2D|MatMul|MaxPool", op.type)]
-        assert len(slow) > 20
-        for a, b in itertools.pairwise(slow):  # not by chance
-            assert a.start + a.length <= b.start + 1e-9 and a.name in earlier[b.name]
-        times = schedules.run_times(schedule, devices=where)
-        wanted = [(s, name) for s, name in times if where[s] == device]
-        ran = [task_of(op) for op in ops]
-        assert [at for at, _ in itertools.groupby(filter(None, ran))] == wanted
-
-
-def test_spans_are_the_tasks(traced):
-    schedule, where, step = traced
-    found = pipeline.spans(step)
-    assert [span.start for span in found] == sorted(span.start for span in found)
-    for s, device in enumerate(where):
-        own = [span for span in found if span.stage == s]
-        assert [(span.task, span.device) for span in own] == [(k, device) for k in schedule[s]]
-    for span in found:
-        own = [op for op in step.ops if task_of(op) == (span.stage, span.task)]
-        assert max(op.start + op.length for op in own) == pytest.approx(span.start + span.length)
-        early = sum(op.length for op in own if op.start < span.start)
-        assert early < 0.01 * sum(op.length for op in own)
 
 
 def test_a_task_starts_with_its_work_and_not_with_a_look_at_shapes():
@@ -549,3 +306,69 @@ def test_a_cut_of_short_stages_shows_parts_of_milliseconds():
     for seconds, said in ((0.012, 0.001), "12 and 1 ms"), ((0.0004, 0.00125), "0.40 and 1.25 ms"):
         parts = tuple(StageCost(("a",), each, 10**6, 0) for each in seconds)
         assert said in repr(Cut(("b",), parts))
+
+
+# A Keras model
+
+
+def test_places_are_where_one_tensor_crosses(keras):
+    """An input that is used only behind crosses, too, and a model in the model is one layer."""
+    dense = keras.layers.Dense
+    one, two = keras.Input((4,)), keras.Input((4,))
+    same = dense(4, name="same")
+    first = same(one)
+    x = keras.layers.Concatenate(name="join")([same(dense(4, name="mid")(first)), first, two])
+    model = keras.Model([one, two], [dense(3, name="out")(x), first])
+    assert pipeline.places(model) == {"same": ["same", "mid", "join", "out"]}
+    inner = keras.Sequential([keras.Input((4,)), dense(4), dense(4)], name="inner")
+    nested = keras.Model(one, dense(3, name="last")(keras.ops.relu(inner(first) * 2.0)))
+    assert list(pipeline.places(nested)) == [each.name for each in nested.operations[1:]]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["residual", "lstm"])
+def test_the_best_cut_of_a_keras_model_is_one_that_fit_takes(tf, plan, name):
+    """What crosses is what the layer behind the cut takes, by the shapes that Keras knows."""
+    model, x, y = keras_models.built(name)
+    with tf.device(plan.devices[0]):
+        _, step = trace.function_step(lambda x, y: model.train_step((x, y)), x, y)
+    layers = pipeline.places(model)
+    wanted = {
+        name: 2 * 4 * len(x) * np.prod(model.get_layer(name).input.shape[1:])
+        for name in list(layers)[1:]
+    }
+    found = {cut.starts[0]: cut.parts[0].crossing for cut in pipeline.cuts(step, layers, 2)}
+    assert found == wanted
+    best = pipeline.best_cut(step, plan.devices, layers, by="bytes")
+    assert best.parts[0].crossing == min(wanted.values())
+    laid = fit.use(model, plan, stages=best.starts)
+    assert fit.layout(laid).stages == best.starts
+
+
+@pytest.mark.parametrize("model", ["net", "conv"])
+def test_layers_are_known_by_their_plain_names(model):
+    """The scopes as Keras writes them, of a model with a name of its own or with that of a layer.
+
+    A constant that both passes and both layers share belongs to none.
+    """
+    path, shared = f"{model}_1", f"gradient_tape/{model}_1/conv_1/Const"
+    forward = [f"{path}/conv_1/Up", f"{path}/conv_1_2/Up", f"{path}/dense_1/Up"]
+    back = [f"gradient_tape/{name}" for name in forward]
+    times = dict(zip([*forward, *back, shared], (1, 10, 100, 1000, 10**4, 10**5, 0), strict=True))
+    ops = [Op(name, "Const" if name == shared else "Any", "/CPU:1", 0.0, float(times[name]), 6)
+           for name in times]  # fmt: skip
+    edges = {*itertools.pairwise([*forward, *reversed(back)]), *((shared, op) for op in forward)}
+    step = Trace(tuple(ops), (), {}, tuple(edges), (), ())
+    (cut,) = pipeline.cuts(step, {"conv": ["conv"], "conv_1": ["conv_1", "dense"]}, 2)
+    assert [part.seconds for part in cut.parts] == [1001, 110110]
+    assert [part.crossing for part in cut.parts] == [12, 0]
+    assert [part.layers for part in cut.parts] == [("conv",), ("conv_1", "dense")]
+
+
+def test_a_layer_that_ran_nothing_costs_nothing():
+    """As a softmax does under a loss of Keras that takes its logits; all of them are another's."""
+    step = Trace((Op("net_1/a_1/Up", "Any", "/CPU:1", 0.0, 2.0),), (), {}, ())
+    (cut,) = pipeline.cuts(step, {"a": ["a"], "softmax": ["softmax"]}, 2)
+    assert [part.seconds for part in cut.parts] == [2.0, 0.0]
+    with pytest.raises(ValueError, match="the scope 'b'"):
+        pipeline.cuts(step, {"b": ["b"], "softmax": ["softmax"]}, 2)

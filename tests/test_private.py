@@ -323,6 +323,24 @@ def test_function_graph(tf):
     assert graph.outputs[0].shape == (3,)
 
 
+def test_keep_apart(tf):
+    """Try op._set_attr, _grappler_do_not_remove: an operation has it after it is set."""
+
+    @tf.function
+    def added(*xs):
+        total = xs[0]
+        for x in xs[1:]:
+            total = tf.add_n([total, x])
+            _private.keep_apart(total.op)
+        return total
+
+    with tf.Graph().as_default():
+        total = tf.add_n([tf.constant([1.0]), tf.constant([2.0])])
+        _private.keep_apart(total.op)
+        assert total.op.get_attr("_grappler_do_not_remove")
+    assert added(*(tf.ones([3]) for _ in range(4))).numpy().tolist() == [4.0] * 3
+
+
 def test_wait_for_and_place(tf):
     """Try _add_control_inputs, _set_device."""
     with tf.Graph().as_default():
@@ -554,20 +572,8 @@ def test_rate_and_settings(keras):
     assert float(optimizer.learning_rate) == 0.5
 
 
-def test_exclude_as(keras):
-    """Try _exclude_from_weight_decay, _exclude_from_weight_decay_pattern."""
-    given, made = (keras.optimizers.AdamW(0.1, weight_decay=0.5) for _ in "ab")
-    given.exclude_from_weight_decay(var_names=["bias"])
-    _private.exclude_as(given, made)
-    weights = [keras.Variable(np.ones(2, "f"), name=name) for name in ("kernel", "bias")]
-    made.build(weights)
-    made.apply([np.zeros(2, "f")] * 2)
-    kernel, bias = (weight.numpy()[0] for weight in weights)
-    assert kernel < 1 == bias
-
-
 def test_exclude_too(keras):
-    """Try _var_key."""
+    """Try _var_key, _exclude_from_weight_decay."""
     adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
     weights = [keras.Variable(np.ones(2, "f")) for _ in "abc"]
     adamw.exclude_from_weight_decay(weights[:1])

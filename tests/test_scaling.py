@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import astuple, replace
 
 import numpy as np
@@ -12,20 +13,22 @@ import scipy.stats
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from mgpu_helpers.fit import Layout
 from mgpu_helpers.lessons import networks, published
 from mgpu_helpers.lessons.published import DGX_1, K80, P40, TENSORLIGHT, TENSORLIGHT_APART
-from mgpu_helpers.scaling import Cost, Layout, Link, Measurement, Workload, fit, links, speedup
+from mgpu_helpers.scaling import Cost, Link, Measurement, Setting, Workload, fit, links, speedup
 from mgpu_helpers.scaling.fitting import matrix, solve
 from mgpu_helpers.scaling.model import TERMS, Breakdown, Estimate, ring, step_time
 
 NOTEBOOK = networks.workload(networks.tensorlight(), cut="conv2")
 NOTE = networks.workload(networks.p40())
 FIT = fit(NOTEBOOK, TENSORLIGHT)
+GPUS = tuple(f"/GPU:{i}" for i in range(4))
 THREE = ("arithmetic", "fixed", "moving")
 SMALL = Workload("small", 1000, 5e6, 300)  # 4000 bytes of parameters
 COST = Cost(2e-3, 5e-3, 7e-3, 1e-6)
 VARIED = [  # enough to tell four terms, and the serial input too
-    Layout(n, b, v) for n, b, v in (
+    Setting(n, b, v) for n, b, v in (
         (1, 128, "device"), (1, 512, "device"), (1, 128, "host"), (2, 128, "host"),
         (2, 512, "device"), (3, 256, "host"), (4, 64, "device"), (4, 768, "host"),
         (8, 32, "device"), (8, 256, "host"),
@@ -33,22 +36,22 @@ VARIED = [  # enough to tell four terms, and the serial input too
 ]  # fmt: skip
 
 
-def rows(workload, layouts, cost, scatter=0.0, seed=0):
+def rows(workload, settings, cost, scatter=0.0, seed=0):
     """Make measurements of a cost whose logarithms scatter so much."""
     draw = np.random.default_rng(seed)
     return [
         Measurement(each, step_time(workload, each, cost).total * math.exp(draw.normal(0, scatter)))
-        for each in layouts
+        for each in settings
     ]
 
 
 def error(found, row):
-    return found.predict(row.layout).total / row.seconds - 1
+    return found.predict(row.setting).total / row.seconds - 1
 
 
 def left_out(workload, table):
-    """Give the error of each row in a fit to the rows of other layouts."""
-    return [error(fit(workload, [r for r in table if r.layout != row.layout]), row)
+    """Give the error of each row in a fit to the rows of other settings."""
+    return [error(fit(workload, [r for r in table if r.setting != row.setting]), row)
             for row in table]  # fmt: skip
 
 
@@ -82,13 +85,13 @@ def test_the_notebook_is_described_and_predicts_what_was_left_out():
     assert 2.2e12 <= NOTEBOOK.flops / FIT.cost.arithmetic <= 3e12
     assert 6e9 <= 1 / FIT.cost.moving <= 13e9 and min(astuple(FIT.cost)[:4]) > 0
     assert set(FIT.unidentified) == {"input", "latency"}
-    few, three = ([m for m in TENSORLIGHT if (m.layout.devices == 3) is w] for w in (False, True))
+    few, three = ([m for m in TENSORLIGHT if (m.setting.devices == 3) is w] for w in (False, True))
     assert max(abs(error(fit(NOTEBOOK, few), row)) for row in three) <= 0.10
     assert abs(error(FIT, published.TENSORLIGHT_SPLIT)) <= 0.05  # needs no cost of its own
     third = TENSORLIGHT_APART["third run"]
     assert 0.35 <= error(FIT, third) <= 0.45
     for row in (*TENSORLIGHT, third):
-        got = FIT.predict(row.layout)
+        got = FIT.predict(row.setting)
         assert (got.low < row.seconds < got.high) == (row in TENSORLIGHT)
 
 
@@ -96,7 +99,7 @@ def test_no_second_server_gave_less_than_a_step_and_then_its_gradients():
     """Of servers of eight GPUs over 10 Gbit, from the step of one of them alone."""
     for work, (one, *more) in published.SERVERS:
         for row in more:
-            crossing = ring(work, Cost(), row.layout.devices // 8, 1, links.ETHERNET_10G).total
+            crossing = ring(work, Cost(), row.setting.devices // 8, 1, links.ETHERNET_10G).total
             assert 0.995 * one.seconds < row.seconds < one.seconds + crossing < 1.14 * row.seconds
 
 
@@ -105,16 +108,16 @@ def test_the_p40_note_is_described_but_not_tested():
     assert found.terms == THREE and max(map(abs, found.errors)) <= 0.06
     assert max(map(abs, left_out(NOTE, P40))) > 0.25
     assert set(THREE) < set(found.unidentified)
-    assert "do not determine arithmetic, fixed" in found.predict(P40[0].layout).doubts[0]
-    assert "moving" not in found.predict(P40[0].layout).doubts[0]
+    assert "do not determine arithmetic, fixed" in found.predict(P40[0].setting).doubts[0]
+    assert "moving" not in found.predict(P40[0].setting).doubts[0]
 
 
 def test_the_interval_holds_what_eight_gpus_took():
     missed = []
     for work, listed in (*DGX_1, *K80):
-        found = fit(work, [row for row in listed if row.layout.devices < 8])
-        for row in (row for row in listed if row.layout.devices == 8):
-            got = found.predict(row.layout)
+        found = fit(work, [row for row in listed if row.setting.devices < 8])
+        for row in (row for row in listed if row.setting.devices == 8):
+            got = found.predict(row.setting)
             assert "8 devices, where the rows have 4 at most" in got.doubts
             if got.low is None:  # AlexNet has three rows, and three coefficients
                 assert any("3 rows and 3 coefficients" in doubt for doubt in got.doubts)
@@ -124,26 +127,27 @@ def test_the_interval_holds_what_eight_gpus_took():
             if row.source.endswith("K80"):  # a second GPU of a card slows both: taken for traffic
                 assert 0 < off < 0.20
             elif abs(off) > 0.10:
-                missed.append((work.name, row.layout.per_device_batch))
+                missed.append((work.name, row.setting.per_device_batch))
     assert missed == [("VGG16", 32)]
 
 
 # The arithmetic
 
 
-@pytest.mark.parametrize("layout, parts", [
+@pytest.mark.parametrize("setting, parts", [
     # two milliseconds an example, one byte a microsecond, 4000 bytes of parameters
-    (Layout(1, 10), Breakdown(0.02, 0.005)),
-    (Layout(1, 10, "host"), Breakdown(0.02, 0.005, 0.007, 2 * 0.004, latency=2 * 0.1)),
-    (Layout(3, 10), Breakdown(0.02, 0.005, 0, 4 * 0.004, latency=4 * 0.1)),
-    (Layout(4, 10, "ring"), Breakdown(0.02, 0.005, 0, 1.5 * 0.004, latency=6 * 0.1)),
-    (Layout(2, 10, path="split"), Breakdown(0.02, 0.005, 0, 0.003, latency=2 * 0.1)),
-    (Layout(2, 10, "host", "split"), Breakdown(0.02, 0.005, 0.007, 0.003 + 0.008, latency=4 * 0.1)),
+    (Setting(1, 10), Breakdown(0.02, 0.005)),
+    (Setting(1, 10, "host"), Breakdown(0.02, 0.005, 0.007, 2 * 0.004, latency=2 * 0.1)),
+    (Setting(3, 10), Breakdown(0.02, 0.005, 0, 4 * 0.004, latency=4 * 0.1)),
+    (Setting(4, 10, "ring"), Breakdown(0.02, 0.005, 0, 1.5 * 0.004, latency=6 * 0.1)),
+    (Setting(2, 10, path="split"), Breakdown(0.02, 0.005, 0, 0.003, latency=2 * 0.1)),
+    (Setting(2, 10, "host", "split"),
+     Breakdown(0.02, 0.005, 0.007, 0.003 + 0.008, latency=4 * 0.1)),
 ])  # fmt: skip
-def test_the_parts_of_a_step_by_hand(layout, parts):
+def test_the_parts_of_a_step_by_hand(setting, parts):
     cost = replace(COST, latency=0.1, input=0.5)
-    parts = replace(parts, input=0.5 * 10 * (layout.devices if layout.path == "data" else 1))
-    found = step_time(SMALL, layout, cost)
+    parts = replace(parts, input=0.5 * 10 * (setting.devices if setting.path == "data" else 1))
+    found = step_time(SMALL, setting, cost)
     assert astuple(found)[:6] == pytest.approx(astuple(parts)[:6])
     assert found.total == pytest.approx(sum(astuple(parts)[:6]))
 
@@ -154,6 +158,29 @@ def test_a_ring_over_a_link_by_hand():
     assert astuple(ring(SMALL, cost, 4, 2.5, link))[:6] == pytest.approx(parts)
 
 
+@pytest.mark.parametrize("layout, batch, setting", [
+    (Layout(GPUS[:1]), 10, Setting(1, 10)), (Layout(GPUS), 40, Setting(4, 10)),
+    (Layout(GPUS[:1], state="host"), 10, Setting(1, 10, "host")),
+    (Layout(GPUS[:3], state="host", synchronized=False), 10, Setting(3, 10 / 3, "host")),
+    (Layout(GPUS[:2], stages=2), 10, Setting(2, 10, path="split")),
+    (Layout(GPUS[:2], stages=["b"], state="host"), 10, Setting(2, 10, "host", "split")),
+])  # fmt: skip
+def test_a_layout_and_a_batch_are_a_setting(layout, batch, setting):
+    found = Setting.of(layout, batch)
+    assert found == setting and repr(found) == repr(setting)
+    assert found.global_batch_size == pytest.approx(batch)
+
+
+@pytest.mark.parametrize("layout", [
+    Layout(), Layout(GPUS, stages=2), Layout(GPUS[:3], stages=3), Layout(GPUS, state="owners"),
+    Layout(GPUS, state=GPUS[:2]), Layout(GPUS, pieces=2), Layout(GPUS, recompute=True),
+    Layout(GPUS, layers={"up": "columns"}), Layout(GPUS[:2], shares=(2, 1)),
+], ids=repr)  # fmt: skip
+def test_a_layout_that_is_not_counted_is_named(layout):
+    with pytest.raises(ValueError, match=re.escape(f"{layout}: what it costs is not counted")):
+        Setting.of(layout, 8)
+
+
 # Fits
 
 ten = st.floats(0.1, 10)
@@ -161,13 +188,13 @@ ten = st.floats(0.1, 10)
 
 @given(ten, ten, ten, ten, ten, st.booleans())
 def test_rows_without_noise_give_the_cost_back(c, f, u, m, i, in_a_ring):
-    layouts, terms = VARIED, TERMS[:5]
+    settings, terms = VARIED, TERMS[:5]
     cost = Cost(1e-4 * c, 5e-3 * f, 5e-3 * u, 1e-10 * m, 2e-5 * i)
     if in_a_ring:  # which tells bytes from messages
         cost = replace(cost, update=0.0, latency=1e-3 * u)
-        layouts = [Layout(n, b, "ring") for n in (1, 2, 3, 4, 8) for b in (32, 64)]
+        settings = [Setting(n, b, "ring") for n in (1, 2, 3, 4, 8) for b in (32, 64)]
         terms = [term for term in TERMS if term != "update"]
-    found = fit(NOTEBOOK, rows(NOTEBOOK, layouts, cost), terms)
+    found = fit(NOTEBOOK, rows(NOTEBOOK, settings, cost), terms)
     assert astuple(found.cost) == pytest.approx(astuple(cost), rel=1e-6, abs=1e-30)
     assert not set(found.unidentified) & set(terms) and max(map(abs, found.errors)) < 1e-9
 
@@ -202,33 +229,33 @@ def test_a_term_is_told_when_an_f_test_says_so(seed):
         assert (term not in found.unidentified) == (chance < 0.05)
 
 
-@pytest.mark.parametrize("layouts, fitted, term, why", [
-    ([Layout(n, b) for n in (1, 2) for b in (10, 20, 30)], THREE, "update", "on the host"),
-    ([Layout(1, b) for b in range(1, 7)], THREE[:2], "moving", "on 2 devices"),
-    ([Layout(2, b, "host") for b in range(1, 7)], THREE[:2], "update", "as fixed does"),
-    ([Layout(n, 10) for n in (1, 2, 3, 4, 5)], ("arithmetic", "moving"), "fixed",
+@pytest.mark.parametrize("settings, fitted, term, why", [
+    ([Setting(n, b) for n in (1, 2) for b in (10, 20, 30)], THREE, "update", "on the host"),
+    ([Setting(1, b) for b in range(1, 7)], THREE[:2], "moving", "on 2 devices"),
+    ([Setting(2, b, "host") for b in range(1, 7)], THREE[:2], "update", "as fixed does"),
+    ([Setting(n, 10) for n in (1, 2, 3, 4, 5)], ("arithmetic", "moving"), "fixed",
      "as arithmetic does"),
-    ([Layout(n, 48 // n) for n in (1, 2, 3, 4, 6)], THREE, "input", "as fixed does"),
+    ([Setting(n, 48 // n) for n in (1, 2, 3, 4, 6)], THREE, "input", "as fixed does"),
 ])  # fmt: skip
-def test_what_the_rows_cannot_tell_is_not_fitted_and_said(layouts, fitted, term, why):
-    found = fit(SMALL, rows(SMALL, layouts, COST))
+def test_what_the_rows_cannot_tell_is_not_fitted_and_said(settings, fitted, term, why):
+    found = fit(SMALL, rows(SMALL, settings, COST))
     assert found.terms == fitted and why in found.unidentified[term]
     assert max(map(abs, found.errors)) < 1e-9  # the rows themselves are fitted all the same
 
 
-def test_a_layout_of_which_the_rows_say_nothing_is_not_predicted():
-    found = fit(SMALL, rows(SMALL, [Layout(n, b) for n in (1, 2) for b in (10, 20)], COST))
-    assert found.predict(Layout(3, 40)).total == pytest.approx(0.08 + 0.005 + 0.016)
+def test_a_setting_of_which_the_rows_say_nothing_is_not_predicted():
+    found = fit(SMALL, rows(SMALL, [Setting(n, b) for n in (1, 2) for b in (10, 20)], COST))
+    assert found.predict(Setting(3, 40)).total == pytest.approx(0.08 + 0.005 + 0.016)
     # Update and moving go together here, and still the sum of both is known at the same count.
-    host = fit(SMALL, rows(SMALL, [Layout(2, b, "host") for b in (1, 2, 3, 5)], COST))
-    assert host.predict(Layout(2, 9, "host")).total == pytest.approx(0.018 + 0.012 + 0.016)
-    one = fit(SMALL, rows(SMALL, [Layout(1, b) for b in (32, 64, 128, 256)], COST, 0.01))
-    assert speedup(one, Layout(8, 4, "ring"), link=links.PCIE_3).low > 1  # not theirs to tell
-    for ask, named in ((lambda: found.predict(Layout(2, 10, "host")), "on the host.*update"),
-                       (lambda: host.predict(Layout(3, 9, "host")), "3 devices x 9"),
-                       (lambda: speedup(one, Layout(8, 4)), "8 devices x 4 .*moving"),
+    host = fit(SMALL, rows(SMALL, [Setting(2, b, "host") for b in (1, 2, 3, 5)], COST))
+    assert host.predict(Setting(2, 9, "host")).total == pytest.approx(0.018 + 0.012 + 0.016)
+    one = fit(SMALL, rows(SMALL, [Setting(1, b) for b in (32, 64, 128, 256)], COST, 0.01))
+    assert speedup(one, Setting(8, 4, "ring"), link=links.PCIE_3).low > 1  # not theirs to tell
+    for ask, named in ((lambda: found.predict(Setting(2, 10, "host")), "on the host.*update"),
+                       (lambda: host.predict(Setting(3, 9, "host")), "3 devices x 9"),
+                       (lambda: speedup(one, Setting(8, 4)), "8 devices x 4 .*moving"),
                        (lambda: fit(NOTE, []), "p40"),
-                       (lambda: fit(NOTEBOOK, [*TENSORLIGHT, Measurement(Layout(1, 128), 0.1)]),
+                       (lambda: fit(NOTEBOOK, [*TENSORLIGHT, Measurement(Setting(1, 128), 0.1)]),
                         "1 device x 128 took 0.0185 s .*0.1 s")):  # fmt: skip
         with pytest.raises(ValueError, match=named):
             ask()
@@ -239,22 +266,22 @@ def test_a_layout_of_which_the_rows_say_nothing_is_not_predicted():
 
 def test_the_interval_is_wider_further_from_the_rows_and_closes_without_scatter():
     def width(found, n):
-        got = found.predict(Layout(n, 256, "host"))
+        got = found.predict(Setting(n, 256, "host"))
         return got.high / got.low
 
     assert 1.2 < width(FIT, 2) < width(FIT, 8) < width(FIT, 64)
     exact = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, Cost(1e-4, 5e-3, 5e-3, 1e-10)))
     assert width(exact, 64) == pytest.approx(1)
-    assert "8 devices, where the rows have 3 at most" in repr(FIT.predict(Layout(8, 256)))
+    assert "8 devices, where the rows have 3 at most" in repr(FIT.predict(Setting(8, 256)))
     assert "a per-device batch of 16, where the rows have 128 to 768" in FIT.predict(
-        Layout(2, 16)).doubts  # fmt: skip
-    assert not FIT.predict(Layout(2, 200)).doubts
-    got = FIT.predict(Layout(8, 256))
+        Setting(2, 16)).doubts  # fmt: skip
+    assert not FIT.predict(Setting(2, 200)).doubts
+    got = FIT.predict(Setting(8, 256))
     assert (got.total.low, got.total.high) == (got.low, got.high)
 
 
 def test_nineteen_of_twenty_new_steps_and_speed_ups_lie_between_low_and_high():
-    cost, new, one = Cost(1e-4, 5e-3, 5e-3, 1e-10), Layout(16, 128), Layout(1, 128)
+    cost, new, one = Cost(1e-4, 5e-3, 5e-3, 1e-10), Setting(16, 128), Setting(1, 128)
     taken, alone = (step_time(NOTEBOOK, each, cost).total for each in (new, one))
     draw, steps, gains, tried = np.random.default_rng(5), 0, 0, 150
     for seed in range(tried):
@@ -268,19 +295,19 @@ def test_nineteen_of_twenty_new_steps_and_speed_ups_lie_between_low_and_high():
 
 def test_a_speed_up_counts_examples():
     cost = Cost(1e-3, 0.01, 0, 1e-6)  # 4 ms to move the parameters once
-    exact = fit(SMALL, rows(SMALL, [Layout(n, b) for n in (1, 2, 4) for b in (8, 32)], cost))
-    assert speedup(exact, Layout(3, 30)) == pytest.approx(3 * 40 / (40 + 16))
-    layout = published.TENSORLIGHT_SPLIT.layout
-    halves = FIT.predict(Layout(1, 128)).total / FIT.predict(layout).total
-    assert speedup(FIT, layout) == pytest.approx(halves)
-    alone = speedup(FIT, Layout(1, 128))
+    exact = fit(SMALL, rows(SMALL, [Setting(n, b) for n in (1, 2, 4) for b in (8, 32)], cost))
+    assert speedup(exact, Setting(3, 30)) == pytest.approx(3 * 40 / (40 + 16))
+    setting = published.TENSORLIGHT_SPLIT.setting
+    halves = FIT.predict(Setting(1, 128)).total / FIT.predict(setting).total
+    assert speedup(FIT, setting) == pytest.approx(halves)
+    alone = speedup(FIT, Setting(1, 128))
     assert (alone, alone.low, alone.high) == (1, 1, 1)
 
 
 def test_the_band_of_a_link_is_in_the_interval_of_a_speed_up():
-    got = speedup(FIT, Layout(8, 128, "ring"), link=links.PCIE_3)
+    got = speedup(FIT, Setting(8, 128, "ring"), link=links.PCIE_3)
     sure = replace(links.PCIE_3, low=links.PCIE_3.bandwidth, high=links.PCIE_3.bandwidth)
-    narrow = speedup(FIT, Layout(8, 128, "ring"), link=sure)
+    narrow = speedup(FIT, Setting(8, 128, "ring"), link=sure)
     assert got == narrow and got.low < narrow.low < got < narrow.high < got.high
     alone, eight = (ring(NOTEBOOK, FIT.cost, n, 128, sure).total for n in (1, 8))
     assert got == pytest.approx(8 * alone / eight)
@@ -300,8 +327,8 @@ def test_the_band_of_a_link_is_in_the_interval_of_a_speed_up():
 
 
 def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
-    found = fit(SMALL, rows(SMALL, [Layout(1, 32), Layout(1, 64), Layout(2, 64)], COST))
-    for got in (found.predict(Layout(2, 32)).total, speedup(found, Layout(2, 64))):
+    found = fit(SMALL, rows(SMALL, [Setting(1, 32), Setting(1, 64), Setting(2, 64)], COST))
+    for got in (found.predict(Setting(2, 32)).total, speedup(found, Setting(2, 64))):
         assert got.low is None and got.high is None
         assert got.doubts == ("3 rows and 3 coefficients leave nothing to tell the spread by",)
     assert repr(Estimate(3.8, 3.0, 4.9)) == f"{Estimate(3.8, 3.0, 4.9)}" == "3.8 (3 to 4.9)"
@@ -309,13 +336,13 @@ def test_without_spare_rows_there_is_no_interval_and_a_doubt_says_so():
 
 
 @pytest.mark.parametrize("mistake, named", [
-    (lambda: Measurement(Layout(1, 8), math.nan), "1 device x 8: seconds=nan"),
-    (lambda: Layout(0, 8), "devices=0"),
-    (lambda: Layout(2, 8, "cpu"), "variables='cpu'"),
-    (lambda: Layout(3, 8, path="split"), "path='split' on 3"),
-    (lambda: Layout(2, 8, "ring", "split"), "variables='ring'"),
+    (lambda: Measurement(Setting(1, 8), math.nan), "1 device x 8: seconds=nan"),
+    (lambda: Setting(0, 8), "devices=0"),
+    (lambda: Setting(2, 8, "cpu"), "variables='cpu'"),
+    (lambda: Setting(3, 8, path="split"), "path='split' on 3"),
+    (lambda: Setting(2, 8, "ring", "split"), "variables='ring'"),
     (lambda: Workload("x", 0, 1), "x: parameters=0"),
-    (lambda: step_time(NOTE, Layout(2, 8, path="split"), COST), "p40 .*split_bytes"),
+    (lambda: step_time(NOTE, Setting(2, 8, path="split"), COST), "p40 .*split_bytes"),
     (lambda: Link("wire", 2.0, 2.5, 3.0, 0.0), "wire.*low=2.5"),
     *((lambda none=none: Cost(1e-3, moving=none), f"moving={none!r}")
       for none in (-1e-9, math.inf, math.nan)),

@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from mgpu_helpers.scaling import Layout, Workload, fit, measure
+from mgpu_helpers.scaling import Setting, Workload, fit, measure
 
 pytestmark = pytest.mark.usefixtures("tf")  # of the plan, before anything starts another
 
 
-def test_each_layout_has_the_median_of_its_timed_runs(monkeypatch):
+def test_each_setting_has_the_median_of_its_timed_runs(monkeypatch):
     made, ran, now = [], [], [100.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -30,12 +30,12 @@ def test_each_layout_has_the_median_of_its_timed_runs(monkeypatch):
     rows = measure(step_of, (1, 2), (10, 20), variables="ring", warmup=2, repeats=3)
     assert made == [(1, 10), (1, 20), (2, 10), (2, 20)]
     assert ran == ["1x10", "1x20", "2x10", "2x20"] * 5  # all made before the first run, in turn
-    assert [row.layout for row in rows] == [Layout(n, b, "ring") for n, b in made]
+    assert [row.setting for row in rows] == [Setting(n, b, "ring") for n, b in made]
     assert [row.seconds for row in rows] == pytest.approx([0.265, 0.275, 0.27, 0.28])
     (of_ten,) = measure(step_of, [1], [10], steps=10, warmup=2, repeats=3)
     assert of_ten.seconds == pytest.approx(0.0265)
     found = fit(Workload("made up", 250), rows, ["arithmetic", "fixed", "moving"])
-    assert found.predict(Layout(4, 40, "ring")).total == pytest.approx(0.3025)
+    assert found.predict(Setting(4, 40, "ring")).total == pytest.approx(0.3025)
 
 
 def test_more_devices_than_the_plan_has_are_named():
@@ -48,7 +48,7 @@ def test_a_session_is_measured_inside_its_graph(tf):
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         doubled = 2 * tf.ones([4])
         (row,) = measure(lambda n, batch: (session.run, doubled), [1], [4], repeats=1)
-    assert row.layout == Layout(1, 4)
+    assert row.setting == Setting(1, 4)
 
 
 def test_what_is_trained_crosses_and_moving_averages_do_not(keras):

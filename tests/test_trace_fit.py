@@ -10,6 +10,7 @@ import pytest
 
 from mgpu_helpers import fit
 from mgpu_helpers.trace import fit_step, function_step
+from mgpu_helpers.trace.layers import layer
 
 
 def kinds(step):
@@ -94,6 +95,22 @@ def test_a_model_that_was_not_built_is_built_as_fit_does(keras):
         both.append((model.input_shape, {v.path: v.numpy() for v in model.variables}))
     assert both[1][0] == (None, 3)
     np.testing.assert_equal(*both)
+
+
+def test_a_model_is_traced_as_it_is_laid_out(keras, plan):
+    """Two stages take two pieces each way, and the model and its layout stay."""
+    layers = [keras.layers.Dense(6, name=name) for name in ("first", "last")]
+    model = keras.Sequential([keras.Input([6]), *layers])
+    model.compile("sgd", "mse")
+    fit.use(model, plan, stages=["last"], pieces=2)
+    layout, before = fit.layout(model), state(model)
+    step = fit_step(model, (np.ones([8, 6], "f"), np.ones([8, 6], "f")))
+    ran = Counter((layer(op.name), op.device) for op in step.ops if "MatMul" in op.type)
+    assert ran == {("first", plan.devices[0]): 2 + 2, ("last", plan.devices[1]): 2 + 2 + 2}
+    home = {op.device for op in step.ops if op.type == "AssignSubVariableOp"}
+    assert home == {*plan.devices}
+    assert fit.layout(model) == layout
+    np.testing.assert_equal(state(model), before)
 
 
 def test_what_a_step_made_before_it_failed_has_its_values(keras):

@@ -78,16 +78,16 @@ def asked(traced):
     said, groups = whatif.explain(traced), {}
     for each in traced.collectives:
         groups.setdefault(each.group, []).append(each)
-    changes = [
-        whatif.faster(traced, "conv"), whatif.scaled(traced, 0.5), whatif.link(traced, 1e8)]
+    changes = [whatif.faster(traced, "conv"), whatif.towers(traced, 1, batch=0.5),
+               whatif.link(traced, 1e8)]
     return dict(
         meet=[sorted(each.device for each in members) for members in groups.values()],
         waits=[[each.waited for each in members] for members in groups.values()],
         lengths=[[each.length for each in members] for members in groups.values()],
-        notes=said.notes, length=traced.length, replayed=whatif.replay(traced).seconds,
+        notes=said.notes, length=traced.length, replayed=whatif.replay(traced).a.median,
         accounts=[[a.device, a.worked, traced.busy(a.device), sum(w.seconds for w in a.waits)]
                   for a in said.accounts],
-        after=[change.after for change in changes],
+        after=[change.b.median for change in changes],
         least=sum(op.length for op in on_cpu_threads(traced)) / threads_of(traced))
 
 found, strategy = {}, tf.distribute.MirroredStrategy(plan.devices)

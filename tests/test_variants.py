@@ -16,10 +16,9 @@ import pytest
 
 from conftest import longest_first, run_python
 from lessons import NOTEBOOKS as FOLDER
-from lessons import ROOT, environment
+from lessons import ROOT, environment, read
 
-ALL = longest_first(FOLDER)
-NOTEBOOKS = [notebook for notebook in ALL if notebook.name[:2] not in ("04", "05")]
+NOTEBOOKS = [path for path in longest_first(FOLDER) if path.name[:2] not in ("04", "05")]
 
 
 def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:
@@ -58,22 +57,16 @@ def test_stored_outputs_hold_on_another_processor(onednn: bool, setting: str, no
 
 
 # Each number where it matters most: 3, 5 and 7 divide few sizes, one device has nobody to share
-# with, and eight wait longest. 2 is what is stored.
-COUNTS = {
-    "00": (7,), "01": (1,), "03": (1,), "06": (8,), "07": (5, 1), "08": (7,), "09": (1, 6),
-    "10": (4, 3), "11": (1, 8), "12": (6,), "13": (1, 4), "14": (5,), "15": (1,), "16": (1,),
-    "19": (1,),
-}  # fmt: skip
-WITHOUT = {"02", "04", "05", "17", "18"}  # nothing of theirs is shared out over the plan
+# with, and eight wait longest.
+COUNTS = [(lesson.number, n) for lesson in read() for n in lesson.devices[1:]]
 
 
-def test_every_lesson_and_every_number_of_devices_is_tried():
-    assert COUNTS.keys() | WITHOUT == {notebook.name[:2] for notebook in ALL}
-    assert {2}.union(*COUNTS.values()) == set(range(1, 9))
+def test_every_number_of_devices_is_tried():
+    assert {2, *(n for _, n in COUNTS)} == set(range(1, 9))
 
 
 @pytest.mark.counts
-@pytest.mark.parametrize("number, devices", [(n, each) for n in COUNTS for each in COUNTS[n]])
+@pytest.mark.parametrize("number, devices", COUNTS)
 def test_every_cell_runs_with_another_number_of_devices(number: str, devices: int):
     (notebook,) = FOLDER.glob(f"{number}_*.ipynb")
     assert not run_notebook(notebook, "--nbval-lax", MGPU_DEVICES=str(devices))

@@ -3,8 +3,8 @@
 Every chosen lesson (all when none is named) is executed from its first cell and stored with its
 outputs, under the condition in which nbval runs it later. A rebuild keeps a stored output that is
 the same but for what tests/nbval_sanitize.cfg covers, so building twice gives the same bytes; of
-cells tagged ``varies`` it keeps the picture as well. ``--fresh`` keeps nothing. ``--check`` runs
-nothing and says whether sources and notebooks agree.
+cells tagged ``varies`` it keeps the picture as well. ``--fresh`` keeps nothing. README.md gets its
+table of lessons. ``--check`` runs nothing and says whether sources and notebooks agree.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nbformat import NotebookNode
 from nbval.plugin import coalesce_streams, get_sanitize_patterns
 
 from check_notebooks import RULES, SANITIZE, problems, strangers
-from lessons import NOTEBOOKS, Lesson, LessonError, cover, draft, environment, read, tags
+from lessons import NOTEBOOKS, Lesson, LessonError, cover, draft, environment, read, tabulate, tags
 
 Patterns = list[tuple[re.Pattern[str], str]]
 
@@ -162,6 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             began = time.perf_counter()
             changed = "written" if build(lesson, lessons, fresh=options.fresh) else "unchanged"
             print(f"{lesson.name}: {changed}, {time.perf_counter() - began:.1f} s", flush=True)
+        if not options.check:
+            tabulate(lessons)
     except LessonError as error:
         print(error, file=sys.stderr)
         return 1

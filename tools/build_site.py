@@ -22,7 +22,7 @@ from typing import Any
 
 import nbformat
 
-from lessons import BENCHMARKS, NOTEBOOKS, ROOT
+from lessons import BENCHMARKS, NOTEBOOKS, ROOT, by_part, read
 from mgpu_helpers._formatting import counted
 
 sys.path.append(str(BENCHMARKS))
@@ -59,9 +59,22 @@ def gather(source: Path) -> None:
                                   "conf.py")  # fmt: skip
     for folder in ("notebooks", "docs", "results"):
         shutil.copytree(ROOT / folder, source / folder, ignore=skip)
-    (source / "docs" / "index.md").rename(source / "index.md")
+    start = (source / "docs" / "index.md").rename(source / "index.md")
+    text = start.read_text(encoding="utf-8").replace("[[lessons]]", "\n".join(series()))
+    start.write_text(text, encoding="utf-8")
     for name in ("CHANGELOG.md", "README.md"):  # of the README the start page shows a part
         shutil.copy(ROOT / name, source)
+
+
+def series() -> Iterator[str]:
+    """Give the start page's lines about each part of the series, which lead to its lessons."""
+    for part, lessons in by_part(read()):
+        first = lessons[0]
+        yield f"### {part.capitalize()}\n\n![{first.picture}](/docs/{first.cover.name})\n"
+        yield from (f"- [](/notebooks/{each.notebook.name}): {each.what}." for each in lessons)
+        yield f"\n```{{toctree}}\n:hidden:\n:caption: {part.capitalize()}\n"
+        yield from (f"/notebooks/{each.name}" for each in lessons)
+        yield "```\n"
 
 
 def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:

@@ -22,7 +22,7 @@ from nbval.plugin import get_sanitize_patterns
 
 from lessons import APPENDIX, CLOSED, METADATA, ROOT, Lesson, cover, disagreements, tags
 
-MOST_CELLS, MOST_WORDS, MOST_LINES, MEDIAN_LINES = 45, 1700, 20, 5
+MOST_CELLS, MOST_LINES, MEDIAN_LINES = 45, 20, 5
 MOST_BYTES, MOST_BULLETS = 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
 # What TensorFlow's start-up writes, and paths that only one machine has.
@@ -164,8 +164,8 @@ def sizes(built: Built) -> Iterator[str]:
         yield f"there are {len(cells)} cells: at most {MOST_CELLS}"
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     words = len(re.sub(r"^\| \d\d \|.*", "", text, flags=re.MULTILINE).split())  # not the series
-    if words > MOST_WORDS:
-        yield f"there are {words} words of text: at most {MOST_WORDS}"
+    if words > built.lesson.words:
+        yield f"there are {words} words of text: at most {built.lesson.words}"
     size = built.lesson.notebook.stat().st_size
     if size >= MOST_BYTES:
         yield f"the file has {size} bytes: fewer than {MOST_BYTES}, so draw smaller pictures"
@@ -179,8 +179,8 @@ def title(built: Built) -> Iterator[str]:
 
 def opening(built: Built) -> Iterator[str]:
     first = built.code()[0][1].source if built.code() else ""
-    if "devices.setup(" not in first:
-        yield "the first code cell does not call devices.setup("
+    if (call := f"devices.setup({built.lesson.devices[0]}") not in first:
+        yield f"the first code cell does not call {call}"
     before = "\n".join(text for _, text in built.prose()).split("\n## ")[0]
     bullets = len(re.findall(r"^ *[-*] ", before, flags=re.MULTILINE))
     if bullets > MOST_BULLETS:

@@ -1,6 +1,7 @@
-"""Read the lessons: text sources in ``notebooks/source``, notebooks beside that folder.
+"""Read the lessons: ``notebooks/lessons.toml`` lists them, ``notebooks/source`` has their texts.
 
-A source is ``NN_verb_object.py`` in jupytext's percent format. In its Markdown cells
+``python tools/lessons.py`` writes the README's table of lessons, as every build does. A source is
+``NN_verb_object.py`` in jupytext's percent format. In its Markdown cells
 
 * ``[[01]]`` becomes a link to lesson 01 that carries its title;
 * ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
@@ -18,9 +19,13 @@ import base64
 import hashlib
 import os
 import re
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbformat
@@ -35,12 +40,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-
-
-PARTS = {  # of the series, by the first lesson of each
-    "00": "your devices", "04": "many trainings", "07": "one training on several devices",
-    "10": "when it does not fit", "15": "how far it goes",
-}  # fmt: skip
+SERIES = re.compile(r"(<!-- lessons:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in the README
 APPENDIX = "## The same in a graph"  # comes last, and is closed until the reader opens it
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 
@@ -51,12 +51,18 @@ class LessonError(Exception):
 
 @dataclass(frozen=True)
 class Lesson:
-    """One source file: ``cells`` are as written, links not yet filled in."""
+    """A source, ``cells`` as written, links not yet filled in, and what lessons.toml says of it."""
 
     source: Path
     title: str
     promise: str  # the sentence that begins with "**In this lesson**"; "" when there is none
     cells: tuple[NotebookNode, ...]
+    part: str
+    words: int
+    devices: list[int]
+    what: str
+    picture: str
+    asked: str = ""
 
     @property
     def name(self) -> str:
@@ -104,17 +110,22 @@ def tags(cell: NotebookNode) -> list[str]:
 
 
 def read(folder: Path = NOTEBOOKS) -> list[Lesson]:
-    """Read every source under ``folder/source``, in the order of their numbers."""
-    lessons = [_read_one(path) for path in sorted((folder / "source").glob("*.py"))]
-    for first, second in pairwise(lessons):
-        if first.number == second.number:
-            raise LessonError(f"{first.name} and {second.name} have the same number: rename one.")
-    return lessons
+    """Read the lessons that ``folder/lessons.toml`` lists from ``folder/source``, in that order."""
+    table = tomllib.loads((folder / "lessons.toml").read_text(encoding="utf-8"))
+    entries = {
+        entry.pop("name"): {"part": part, "words": table["words"], **entry}
+        for part, its in table["parts"].items()
+        for entry in its
+    }
+    for name in entries.keys() ^ {path.stem for path in (folder / "source").glob("*.py")}:
+        raise LessonError(f"{name} needs a line in {folder}/lessons.toml and a file in source/.")
+    for place, name in enumerate(entries):
+        if not re.fullmatch(rf"{place:02}(_[a-z0-9]+)+", name):
+            raise LessonError(f"{name} is at place {place:02}: name it {place:02}_verb_object.")
+    return [_read_one(folder / "source" / f"{name}.py", **entries[name]) for name in entries]
 
 
-def _read_one(path: Path) -> Lesson:
-    if not re.fullmatch(r"\d\d(_[a-z0-9]+)+", path.stem):
-        raise LessonError(f"{path.name} is not named like 01_place_operations.py: rename it.")
+def _read_one(path: Path, **entry: Any) -> Lesson:
     cells = jupytext.reads(path.read_text(encoding="utf-8"), fmt="py:percent").cells
     first = cells[0].source if cells and cells[0].cell_type == "markdown" else ""
     heading = re.match(r"# (.+)\n*", first)
@@ -125,7 +136,10 @@ def _read_one(path: Path) -> Lesson:
     text = (named or opening or [""])[0].removeprefix("**In this lesson** ")
     found = re.match(r".+?[.!?](?= |$)", text)
     promise = found[0][0].upper() + found[0][1:] if found else ""
-    return Lesson(path, heading[1].strip(), promise, tuple(cells))
+    if TOKEN.search(promise):
+        raise LessonError(f"{path.name} has a link in its first sentence: move it down.")
+    promise = promise.replace("|", "\\|")  # it stands in a table
+    return Lesson(path, heading[1].strip(), promise, tuple(cells), **entry)
 
 
 def draft(lesson: Lesson, lessons: list[Lesson]) -> NotebookNode:
@@ -175,7 +189,9 @@ def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
     lines = []
     for line in text.split("\n"):
         if line.strip() == "[[lessons]]":
-            lines += _table(lessons)
+            lines += ["| | lesson | what you will have |", "|---|---|---|"]
+            row = "| {0.number} | {0.link} | {0.promise} |"
+            lines += _rows(lessons, "| | **{}** | |", row)
             continue
         tokens = TOKEN.findall(line)
         for token in tokens:
@@ -187,16 +203,32 @@ def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
     return "\n".join(lines).strip()
 
 
-def _table(lessons: list[Lesson]) -> list[str]:
-    rows = ["| | lesson | what you will have |", "|---|---|---|"]
-    for lesson in lessons:
-        if TOKEN.search(lesson.promise):
-            raise LessonError(f"{lesson.name} has a link in its first sentence: move it down.")
-        if lesson.number in PARTS:
-            rows.append(f"| | **{PARTS[lesson.number]}** | |")
-        promise = lesson.promise.replace("|", "\\|")
-        rows.append(f"| {lesson.number} | {lesson.link} | {promise} |")
-    return rows
+def _rows(lessons: list[Lesson], part: str, row: str) -> Iterator[str]:
+    """Fill in a line for each part of the series, and one for each of its lessons."""
+    for title, its in by_part(lessons):
+        yield part.format(title)
+        yield from map(row.format, its)
+
+
+def by_part(lessons: list[Lesson]) -> list[tuple[str, list[Lesson]]]:
+    """Give the title of each part of the series, and its lessons."""
+    return [(title, list(its)) for title, its in groupby(lessons, attrgetter("part"))]
+
+
+def with_table(readme: str, lessons: list[Lesson]) -> str:
+    """Return the README's text with its table of lessons as it is now."""
+    row = "| {0.number} | [{0.title}](notebooks/{0.name}.ipynb) | {0.what} | "
+    rows = _rows(lessons, "| | **{}** | | |", row + "![{0.picture}](docs/{0.name}.png) |")
+    table = "\n".join(["", "| | lesson | what happens | |", "|---|---|---|---|", *rows, "", ""])
+    return SERIES.sub(lambda found: found[1] + table, readme)
+
+
+def tabulate(lessons: list[Lesson]) -> None:
+    """Write the table of lessons into the README above their folder, where there is one."""
+    readme = lessons[0].notebook.parent.parent / "README.md"
+    if readme.exists():
+        text = with_table(readme.read_text(encoding="utf-8"), lessons)
+        readme.write_text(text, encoding="utf-8")
 
 
 def disagreements(lesson: Lesson, lessons: list[Lesson]) -> list[str]:
@@ -218,3 +250,7 @@ def disagreements(lesson: Lesson, lessons: list[Lesson]) -> list[str]:
         )
         if not same
     ]
+
+
+if __name__ == "__main__":
+    tabulate(read())

@@ -36,7 +36,7 @@ PACKAGE = Path("src/mgpu_helpers")
 TESTS = {
     "charts": "charts", "cluster": "cluster", "devices": "devices placement quiet",
     "ensemble": "ensemble", "fit": "fit", "graph": "graph gpu_graph memory_paper", "jobs": "jobs",
-    "memory": "memory", "nvml": "nvml", "pipeline": "pipeline stages", "scaling": "scaling",
+    "memory": "memory", "nvml": "nvml", "pipeline": "pipeline fit_split", "scaling": "scaling",
     "timing": "timing", "towers": "towers one_code",
     "trace": "trace_ trace. export layers placement", "whatif": "whatif",
     "_doctor": "main", "_processes": "jobs cluster", "_private": "private", "_models": "fit memory",

@@ -29,7 +29,7 @@ function onPaper(given) {
   }
   add("as it is", w, g, s, activations);
   if (given.precision === "float32") add("mixed_bfloat16", w, g, s, activations / 2);
-  if (pieces > 1) add(`accumulate ${pieces}`, w, 2 * g, s, activations / pieces);
+  if (pieces > 1) add(`${pieces} pieces`, w, 2 * g, s, activations / pieces);
   if (layers > 1) {
     const parts = Math.max(2, Math.round(Math.sqrt(layers)));
     add(`recompute in ${parts} parts`, w, g, s, parts * between + activations / parts);
@@ -73,7 +73,7 @@ const FIELDS = {
   activations: ["Activations of an example, MB", "700", { least: 0 }],
   layers: ["Transformer layers, or 0", "12", whole(0)],
   between: ["What a layer hands on, MB an example, or 0", "1.6", { least: 0 }],
-  pieces: ["Pieces of a batch, if accumulated", "4", whole(1)],
+  pieces: ["Pieces that a batch is taken in", "4", whole(1)],
   devices: ["Devices", "2", whole(1, 1e6)],
   budget: ["Memory of a device, GB", "16", { above: 0 }],
   link: ["Link between devices", "PCIE_3",
@@ -159,9 +159,9 @@ function table(head, rows) {
     make("tbody", {}, ...rows.map(cells => line(cells, "td")))));
 }
 
-function lessonOf(name) { // the last cell of the row of the page's own table that begins so
+function lessonOf(name) { // from the page's own table, the row whose first cell is in the name
   const row = [...document.querySelectorAll("article table.docutils tbody tr")]
-    .find(each => !box.contains(each) && name.startsWith(each.cells[0].textContent.trim()));
+    .find(each => !box.contains(each) && name.includes(each.cells[0].textContent.trim()));
   return row.querySelector("a").getAttribute("href");
 }
 

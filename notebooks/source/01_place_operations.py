@@ -34,19 +34,19 @@ from mgpu_helpers.lessons.checks import lesson_01 as checks
 # %% [markdown]
 # ## The lines to paste
 #
-# `fit.split` puts each part of a built model on a device. Compile the model as ever, before or
-# after the last line:
+# `fit.use` puts each part of a built model on a device. Compile the model as ever, before or after
+# the last line:
 #
 # ```python
 # from mgpu_helpers import devices, fit
 #
 # plan = devices.setup(2)
 # model = ...  # your own
-# fit.split(model, plan.devices[:2], at=["second"])
+# fit.use(model, plan.devices[:2], stages=["second"])
 # ```
 #
-# `at` names the layer, or the model inside the model, that begins the second part. We try the line
-# on a small residual network with batch normalization, whose halves are models of their own:
+# `stages` names the layer, or the model inside the model, that begins the second part. We try the
+# line on a small residual network with batch normalization, whose halves are models of their own:
 
 # %%
 def residual(x):
@@ -98,14 +98,14 @@ with tf.device(ends[0]):
     one_loss, one_weights, _ = train_once(build())
 
 # %% [markdown]
-# `fit.split` moves the weights itself and needs no block. The one here serves a plan of one device.
+# `fit.use` moves the weights itself and needs no block. The one here serves a plan of one device.
 # Compare loss and weights with those of one device:
 
 # %%
 with tf.device(ends[0]):
     model = build()
     if len(plan) > 1:  # a single device has nothing to split
-        fit.split(model, ends, at=["second"])
+        fit.use(model, ends, stages=["second"])
     value, weights, step = train_once(model)
 
 # %%
@@ -134,8 +134,8 @@ assert_placed(step, "Conv2D", ends)
 # ## By hand: two ways that fail, and one that works
 #
 # When you place by hand, compile with `jit_compile=False`, as `train_once` does. Otherwise Keras on
-# a GPU compiles the step with XLA, which accepts no variable of another device. `fit.split`
-# switches XLA off by itself.
+# a GPU compiles the step with XLA, which accepts no variable of another device. `fit.use` switches
+# XLA off by itself.
 #
 # Most people first put blocks around the code that builds the halves:
 
@@ -201,13 +201,13 @@ print(f"loss {value:.3f} and {one_loss:.3f}")
 #
 # ![Weights, forward pass and backward pass of two halves. Blocks around the building place only
 # the weights. Blocks around the calls place the forward pass as well. A tape for each
-# half, or fit.split, places all three.](pictures/01_what_a_block_places.svg)
+# half, or fit.use, places all three.](pictures/01_what_a_block_places.svg)
 #
 # | placing by hand | |
 # |---|---|
 # | Use it when | you write a step of your own, or want to decide which GPU does what |
 # | It costs | blocks and a tape for each part, and a check, whose tracing runs the step twice |
-# | Instead | `fit.split` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
+# | Instead | `fit.use` for a Keras model; [[07]] to train on all devices; [[10]] to fit more |
 #
 # ## Which device an operation gets
 #
@@ -399,15 +399,15 @@ checks.add_entries(add_entries)
 # ## What we saw
 #
 # - Blocks around the building of layers placed their weights, and blocks in `call` the forward
-#   pass. `fit.split`, and by hand a tape for each half, placed both passes.
-# - With `fit.split`, loss and weights were those of one device.
+#   pass. `fit.use`, and by hand a tape for each half, placed both passes.
+# - With `fit.use`, loss and weights were those of one device.
 # - A wrong name raised no error until soft placement was off; `assert_placed` found it.
 # - A product of constants was planned on a device, but did not run in the step.
 #
 # ## In practice
 #
 # Name a device for what matters, and check it with a trace of one step. Leave the rest to
-# TensorFlow, or to a helper such as `fit.split`.
+# TensorFlow, or to a helper such as `fit.use`.
 #
 # Next: [[next]].
 

@@ -118,10 +118,10 @@ for way in advice.ways:
     print(f"{fits} {way.name:31}{memory.size_text(way.held):>8}  {way.write}")
 
 # %% [markdown]
-# `fit.parallel` shares out the batches of a built model. The ways that fit have a `*`: they halve
-# the activations.
-# Moving weights and slots saves nothing: they are small here. bfloat16 saves only a fifth, because
-# batch normalization computes in float32. [[10]] and [[11]] explain the remedies.
+# `fit.use(model, plan)` shares out the batches of a built model. The ways that fit have a `*`: they
+# halve the activations. Moving weights and slots saves nothing: they are small here. bfloat16 saves
+# only a fifth, because batch normalization computes in float32. [[10]] and [[11]] explain the
+# remedies.
 
 # %% [markdown]
 # ## A stack that grows and shrinks

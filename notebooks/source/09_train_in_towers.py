@@ -67,29 +67,29 @@ print(np.round(of_one, 2))
 
 # %% [markdown]
 # A **tower** is what one device computes in a step, from its shard of the batch to the gradients.
-# After `fit.parallel`, the `fit` of a built model trains in towers:
+# After `fit.use`, the `fit` of a built model trains in towers:
 
 # %%
-model = fit.parallel(build(), plan.devices)
+model = fit.use(build(), plan)
 of_fit = model.fit(x, y, **options).history["loss"]
 print(np.round(of_fit, 2), "as on one device:", np.allclose(of_fit, of_one, rtol=1e-4))
 
 # %% [markdown]
-# In a loop of your own, use `towers.train_step`. The two `None` stand for the optimizer and the
-# loss of `model.compile`:
+# In a loop of your own, `train_on_batch` takes the same step:
 
 # %%
-model = build()
-step = towers.train_step(model, None, None, plan.devices)
-of_loop = [float(step(x, y)) for _ in range(5)]
+model, of_loop = fit.use(build(), plan), []
+for _ in range(5):
+    model.reset_metrics()  # without it Keras 3.14 gives the mean of the steps so far
+    of_loop.append(float(model.train_on_batch(x, y)))
 print(np.round(of_loop, 2), "as on one device:", np.allclose(of_loop, of_one, rtol=1e-4))
 
 # %% [markdown]
-# | | `towers.train_step` | `fit.parallel` |
-# |---|---|---|
-# | **Use it when** | the loop is your own | `fit` does what you need |
-# | **It costs** | all devices but the first read the weights and send gradients | the same |
-# | **Instead** | `fit.strategy`: each GPU updates a copy, only gradients cross | `fit.strategy` |
+# | | `fit.use(model, plan)` |
+# |---|---|
+# | **Use it when** | a built model trains by `fit`, or by `train_on_batch` in a loop of your own |
+# | **It costs** | all devices but the first read the weights and send gradients |
+# | **Instead** | `fit.strategy`: each GPU updates a copy, only gradients cross |
 #
 # ## By hand
 #
@@ -131,7 +131,7 @@ print("mean:      ", descend(shards, mean))
 # %% [markdown]
 # With the mean, the loss falls as on one device, and with the sum it rises. So a step averages the
 # gradients. ([[07]] adds them, because there each loss is divided by the size of the whole batch.)
-# Our step averages on the host, the helpers on the first device.
+# Our step averages on the host; `fit.use` adds up where the weights lie, here the first device.
 #
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/09_two_towers.svg)
@@ -239,10 +239,10 @@ plt.show()
 #
 # ## With a model of another kind
 #
-# `batch_norm` says which statistics a BatchNormalization uses. With `"sync"`, the default of
-# `fit.parallel`, all towers use those of the whole batch. With `"average"` each uses those of its
-# own shard. `towers.train_step` has no default for it. This small residual network gets images that
-# become brighter from the first to the last, so the shards differ:
+# `synchronized` says which statistics a BatchNormalization uses. With `True`, the default of
+# `fit.use`, all towers use those of the whole batch. With `False` each uses those of its own shard.
+# This small residual network gets images that become brighter from the first to the last, so the
+# shards differ:
 
 # %%
 def residual():
@@ -258,17 +258,17 @@ def residual():
 
 
 brighter = x + np.linspace(0, 2, len(x), dtype="float32").reshape(-1, 1, 1, 1)
-for places, how in [([first], "sync"), (plan.devices, "sync"), (plan.devices, "average")]:
-    model = fit.parallel(residual(), places, batch_norm=how)
+for places, how in [([first], True), (plan.devices, True), (plan.devices, False)]:
+    model = fit.use(residual(), places, synchronized=how)
     losses = model.fit(brighter, y, **options | {"epochs": 3}).history["loss"]
     variance = model.get_layer("norm").moving_variance.numpy()[0]
-    print(f"{how:8} on {len(places)}: losses {np.round(losses, 3)}  a variance {variance:.3f}")
+    print(f"{how!s:5} on {len(places)}: losses {np.round(losses, 3)}  a variance {variance:.3f}")
 
 # %% [markdown]
-# With `"sync"` the numbers are those of one device. With `"average"` on several devices the moving
+# With `True` the numbers are those of one device. With `False` on several devices the moving
 # variances, which normalize new images, come out smaller, because the difference between the
 # shards' means is left out. Where shards are large and alike this hardly matters, and with
-# `"average"` no tower waits for another's statistics.
+# `False` no tower waits for another's statistics.
 #
 # ## Break it
 #
@@ -322,7 +322,7 @@ for name, way in ways.items():
 # | the first device averages | n - 1 | 1 | 3 | 7 |
 # | ring | 2 (n - 1) / n | 1 | 1.5 | 1.75 |
 #
-# `fit.parallel` and `towers.train_step` average on the first device, which has the weights.
+# `fit.use` adds up where the weights lie, so here on the first device.
 #
 # ## On GPUs
 #
@@ -388,13 +388,14 @@ checks.half_the_bytes(half_the_bytes)
 # - With a small batch two devices gained nothing. They need a batch that keeps each busy for longer
 #   than starting and averaging take.
 # - Unequal shards gave 20.7, and not 15.0. A penalty in each tower gave 19.0, and not 17.0.
-# - With two devices the busiest place sent 1.00 vectors, in a ring or not.
+# - With two devices the busiest place sent 1.00 vectors, whether the first device averaged or a
+#   ring.
 #
 # ## In practice
 #
-# Take `fit.parallel` where `fit` does what you need, and `towers.train_step` where the loop is
-# yours. Both take batches of any size. Copy `make_step` where you change the step itself: it needs
-# shards of equal size, leaves out the penalties of layers, and updates a BatchNormalization's
+# Take `fit.use(model, plan)`, and `train_on_batch` where the loop is your own. Both `fit` and
+# `train_on_batch` take batches of any size. Copy `make_step` where you change the step itself: it
+# needs shards of equal size, leaves out the penalties of layers, and updates a BatchNormalization's
 # averages once for each tower.
 #
 # Next: [[next]].

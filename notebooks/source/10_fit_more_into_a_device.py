@@ -59,16 +59,16 @@ def build(policy="float32"):
 
 
 # %% [markdown]
-# Each of the three remedies is one line. `fit.accumulate` takes the batch in 4 pieces.
-# `fit.recompute` cuts the layers into parts, here four, and runs each part but the last twice. Both
-# take the compiled model, and `fit.alone(model)` undoes both. The third line comes before the model
-# is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`, where `dtype=` keeps
-# the scores in float32, because the loss needs more digits:
+# Each of the three remedies is one line. `pieces=4` takes the batch in 4 pieces. `recompute=True`
+# cuts the layers into parts, here four, and runs each part but the last twice. In both lines
+# `fit.use` takes the compiled model, and `fit.alone(model)` undoes it. The third line comes before
+# the model is built: `keras.config.set_dtype_policy("mixed_bfloat16")`, here in `build`, where
+# `dtype=` keeps the scores in float32, because the loss needs more digits:
 
 # %%
 models = {"as it is": build()}
-models["accumulated"] = fit.accumulate(build(), 4)
-models["recomputed"] = fit.recompute(build())
+models["accumulated"] = fit.use(build(), pieces=4)
+models["recomputed"] = fit.use(build(), recompute=True)
 models["in bfloat16"] = build("mixed_bfloat16")
 
 # %% [markdown]
@@ -83,7 +83,7 @@ models["in bfloat16"] = build("mixed_bfloat16")
 memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
-# Only 16 pieces surely fit. But small pieces leave a GPU idle, so take the fewest that fit: a
+# Only 6 pieces surely fit. But small pieces leave a GPU idle, so take the fewest that fit: a
 # traced step ([[03]]) tells whether 4 do, and whether a *perhaps* fits. Here is a step of each
 # model:
 
@@ -180,10 +180,10 @@ print("less than half is held:", four.peak(device) < 0.5 * one.peak(device))
 # %% [markdown]
 # Uneven pieces are why `share` is there: without it, pieces of 500, 500 and 24 would let each of
 # the 24 count 21 times as much as each of the others. A training step then ends with one update for
-# all pieces, `model.optimizer.apply(added, model.trainable_weights)`. `fit.accumulate` does all
-# this within `fit`, also with masks and sample weights.
+# all pieces, `model.optimizer.apply(added, model.trainable_weights)`. `fit.use` does all this
+# within `fit`, also with masks and sample weights.
 #
-# **BatchNormalization** sees only a piece and so gives other numbers. `fit.accumulate` warns of it.
+# **BatchNormalization** sees only a piece and so gives other numbers. `fit.use` warns of it.
 #
 # ## Recomputation by hand
 #
@@ -253,7 +253,7 @@ for name, wait in [("recomputed", True), ("without waiting", False)]:
 # without that, TensorFlow finds that both runs of a block compute the same, and keeps the results
 # of the first. No error says so.
 #
-# `fit.recompute` does this with the layers of a built model. It takes several blocks as one part.
+# `recompute=True` does this with the layers of a built model. It takes several blocks as one part.
 # Few parts keep few inputs, but each recomputes much at a time. So a model of n blocks is cut into
 # about √n parts (Chen and others, [2016](../docs/sources.md#sublinear)).
 #
@@ -298,7 +298,8 @@ def trained(model):
 
 
 end = trained(model)
-pieces, twice = fit.accumulate(build("float64"), 4), fit.recompute(build("float64"))
+pieces = fit.use(build("float64"), pieces=4)
+twice = fit.use(build("float64"), recompute=True)
 print("accumulated, equal to 1e-12:", apart(trained(pieces), end) < 1e-12)
 print("recomputed,  equal to 1e-12:", apart(trained(twice), end) < 1e-12)
 
@@ -317,8 +318,8 @@ print(*dropped.numpy().astype(int), "gradient", *tape.gradient(dropped, ones).nu
 
 # %% [markdown]
 # Where a number is 2, its gradient has to be 2, but five of the six are 0. The second run drew
-# another mask, and no error says so. `fit.recompute` gives both runs the same seeds, and refuses a
-# layer that draws without a seed. To check, compare the first losses with those of the plain model.
+# another mask, and no error says so. `fit.use` gives both runs the same seeds, and refuses a layer
+# that draws without a seed. To check, compare the first losses with those of the plain model.
 #
 # ## When it does not help
 #
@@ -369,7 +370,7 @@ def transformer():
 
 # %%
 data, held, losses = (x[:64, ..., 0], y[:64]), [], []
-for model in [transformer(), fit.recompute(transformer())]:
+for model in [transformer(), fit.use(transformer(), recompute=True)]:
     with tf.device(device):
         held.append(trace.fit_step(model, data).peak(device))
         losses.append(model.fit(*data, batch_size=32, verbose=0).history["loss"])
@@ -382,9 +383,9 @@ print("the same loss:", np.allclose(*losses, rtol=1e-5))
 # ## On GPUs
 #
 # On a GPU `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), and
-# `mixed_float16` from Volta on (V100, T4). Keras compiles with XLA there, and `fit.accumulate` and
-# `fit.recompute` switch that off, because XLA would choose its own order. The plain models here do
-# without it, too: it would change their peaks, and the masks of dropout.
+# `mixed_float16` from Volta on (V100, T4). Keras compiles with XLA there, and `fit.use` switches
+# that off, because XLA would choose its own order. The plain models here do without it, too: it
+# would change their peaks, and the masks of dropout.
 #
 # ## On your own
 #
@@ -448,6 +449,6 @@ checks.drop(drop)
 #
 # Take bfloat16 first where the loss allows it, because it keeps the batch whole and computes
 # nothing twice. If that is not enough, take pieces. Where one piece is still too large, recompute
-# it, too: `fit.accumulate(fit.recompute(model), 4)`.
+# it, too: `fit.use(model, pieces=4, recompute=True)`.
 #
 # Next: [[next]].

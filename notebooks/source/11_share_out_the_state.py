@@ -70,20 +70,20 @@ start = model.get_weights()
 show(model, model.fit(**train))
 
 # %% [markdown]
-# Now `fit.shard` gives each weight an owner among the devices, and `fit.parallel` shares out each
-# batch:
+# Now `fit.use` shares out each batch, and with `state="owners"` it also gives each weight an owner
+# among the devices:
 
 # %%
-model = fit.parallel(fit.shard(network(), plan.devices), plan.devices)
+model = fit.use(network(), plan, state="owners")
 show(model, model.fit(**train))
 
 # %% [markdown]
 # The losses agree to one decimal, and each of two devices holds about half. If weights and slots
-# together do not fit on one device, call `compile` after `fit.shard`: then each owner makes its
+# together do not fit on one device, call `compile` after `fit.use`: then each owner makes its
 # slots. With a single GPU, let the host own all weights:
 
 # %%
-model = fit.parallel(fit.shard(network(), [plan.host]), plan.devices[:1])
+model = fit.use(network(), plan.devices[:1], state="host")
 show(model, model.fit(**train))
 
 # %% [markdown]
@@ -160,9 +160,9 @@ for device in plan.devices:
 #
 # At the start of a step of stage 2, a device fetches the weights that it does not own. In the
 # paper's stage 2 each device keeps all weights; here it has them all only within a step, as with
-# `fit.shard`. Devices of `cores` mode share one memory, so there `Snapshot` makes the copy that a
-# GPU gets over its link; on GPUs it marks that copy for the trace. In `tower_2` a device gets all
-# weights, its own without a copy, and computes the gradients of its share of the batch:
+# `state="owners"`. Devices of `cores` mode share one memory, so there `Snapshot` makes the copy
+# that a GPU gets over its link; on GPUs it marks that copy for the trace. In `tower_2` a device
+# gets all weights, its own without a copy, and computes the gradients of its share of the batch:
 
 # %%
 def fetch(weight, device):
@@ -248,7 +248,7 @@ print("stage 2 holds below 90 % of towers:", fullest(*stage_2) < 0.9 * fullest(*
 
 # %% [markdown]
 # Stage 2 sends no more bytes than towers, and holds less: by the formula, 10.0 in place of 16.0
-# bytes a parameter for n = 2. `fit.shard` does not offer stage 3.
+# bytes a parameter for n = 2. `fit.use` does not offer stage 3.
 #
 # ## Stage 3: fetch each layer when it is needed
 #
@@ -353,14 +353,14 @@ for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
 # at 10 GB/s. So take large batches. Where the host owns all weights, one GPU also moves 2P: it gets
 # P and sends P, and the CPU updates.
 #
-# In `cores` mode `fit.shard` reads weights of other devices without a copy. A GPU also holds,
+# In `cores` mode `fit.use` reads weights of other devices without a copy. A GPU also holds,
 # within a step, copies of all weights that it does not own.
 #
 # ## With a model of another kind
 #
 # In a model of text, the embedding table may be larger than all other weights together, and
-# `fit.shard` does not cut a weight. But two tables with half of the columns each can replace one.
-# How evenly is each of these two models shared out?
+# `state="owners"` does not cut a weight. But two tables with half of the columns each can replace
+# one. How evenly is each of these two models shared out?
 
 # %%
 layers = keras.layers
@@ -378,7 +378,7 @@ def reader(columns, tables):
 # %%
 for columns, tables in [(64, 1), (32, 2)]:
     model = reader(columns, tables)
-    model = fit.parallel(fit.shard(model, plan.devices), plan.devices)
+    model = fit.use(model, plan, state="owners")
     print(f"\n{tables} x {columns} columns:")
     show(model, model.fit(**words))
 
@@ -456,8 +456,9 @@ checks.clipped(clipped)
 # ## In practice
 #
 # If activations are most of what a step holds, begin with [[10]]. If weights, gradients and slots
-# are, share them out over your GPUs with `fit.shard`; if that is not enough, let the host own them.
-# Where all weights together do not fit on one GPU, split the model ([[12]]) or its layers ([[13]]).
+# are, share them out over your GPUs with `state="owners"`; if that is not enough, let the host own
+# them. Where all weights together do not fit on one GPU, split the model ([[12]]) or its layers
+# ([[13]]).
 #
-# `fit.shard` takes any built model. All of `fit` works as before, but without XLA. What is saved is
+# `fit.use` takes any built model. All of `fit` works as before, but without XLA. What is saved is
 # the same, and `fit.alone` moves the weights back.

@@ -67,7 +67,7 @@ def build(optimizer="adam"):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([28, 28, 1]), *body(), *head()])
     model.compile(optimizer, entropy(), metrics=["accuracy"], jit_compile=False)
-    return model  # no XLA, as in fit.split
+    return model  # no XLA, as with fit.use
 
 
 images, labels = digits.load(512)
@@ -81,12 +81,12 @@ with tf.device(first):
 
 # %% [markdown]
 # Now it trains on two devices. The model is built on the host, so that no device has to hold all of
-# it, and `fit.split` moves each layer to its device:
+# it, and `fit.use` moves each layer to the device of its stage:
 
 # %%
 with tf.device(plan.host):
     model = build()
-model = fit.split(model, plan.devices)
+model = fit.use(model, plan, stages=len(plan))
 show(model, model.fit(**train))
 
 # %% [markdown]
@@ -169,9 +169,9 @@ for by in ["memory", "bytes"]:
 
 # %% [markdown]
 # The least crosses before `fc1`, where the article cuts. But with 512 examples activations fill
-# most of the memory, and the cut before `conv2` divides it most evenly. `fit.split` evens out the
+# most of the memory, and the cut before `conv2` divides it most evenly. `fit.use` evens out the
 # arithmetic operations (FLOP), a rough measure of the time, and so cuts before `fc1` here. Where
-# the measured times suggest another cut, `at=["conv3"]` cuts before `conv3`.
+# the measured times suggest another cut, `stages=["conv3"]` cuts before `conv3`.
 #
 # ## By hand: the backward pass
 #
@@ -248,7 +248,7 @@ def two_tapes(x, y):
 report([*of_front, *of_rear], step)
 
 # %% [markdown]
-# Now each backward pass runs where its forward pass ran, and as much crosses as with `fit.split`.
+# Now each backward pass runs where its forward pass ran, and as much crosses as with `fit.use`.
 #
 # ## By hand: the update
 #
@@ -300,7 +300,7 @@ show_crossing(trace.function_step(stepper(keras.optimizers.Adam), *data)[1])
 # ## Proof
 #
 # In float64, where rounding cannot hide a mistake, the network trains for two epochs with momentum:
-# on one device, with `fit.split`, and by hand. The last batch is shorter. (Keras stays in float64
+# on one device, with `fit.use`, and by hand. The last batch is shorter. (Keras stays in float64
 # from here on.)
 
 # %%
@@ -316,8 +316,8 @@ with tf.device(first):
 with tf.device(plan.host):
     model = build(momentum())
 begin, of_one = model.get_weights(), alone.get_weights()
-fit.split(model, plan.devices).fit(x, y, **passes)
-print("fit.split differs by less than 1e-12:", apart(model.get_weights(), of_one) < 1e-12)
+fit.use(model, plan, stages=len(plan)).fit(x, y, **passes)
+print("fit.use differs by less than 1e-12:", apart(model.get_weights(), of_one) < 1e-12)
 print("training changed the weights by more than 1 %:", apart(of_one, begin) > 0.01)
 
 # %%
@@ -358,7 +358,7 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 # In [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) a step of
 # ResNet-50 cut over two GPUs took 7 % longer than on one. Keras compiles with XLA on one GPU, and
-# `fit.split` switches that off.
+# `fit.use` switches that off.
 #
 # ## With a model of another kind
 #
@@ -387,7 +387,7 @@ print(*pipeline.places(reader()))
 text = np.random.default_rng(0).integers(0, 50, [205, 13])
 train = {"x": text[:, :-1], "y": text[:, 1:], "batch_size": 50, "shuffle": False, "verbose": 0}
 with tf.device(plan.host):
-    model = fit.split(reader(), plan.devices)
+    model = fit.use(reader(), plan, stages=len(plan))
 with tempfile.TemporaryDirectory() as folder:
     save = keras.callbacks.ModelCheckpoint(f"{folder}/reader.keras")
     model.fit(**train, epochs=2, callbacks=[save])
@@ -399,7 +399,7 @@ print("the table lies on", devices.short(model.get_layer("table").weights[0].val
 print("weights differ by less than 1e-6:", apart(model.get_weights(), loaded.get_weights()) < 1e-6)
 
 # %% [markdown]
-# The first stage owns the table, and the last stage reads it over the cut. `fit.split` takes
+# The first stage owns the table, and the last stage reads it over the cut. Stages can be cut from
 # Sequential and functional models. A model with a `call` of its own has no list of layers to cut:
 # write a tape for each stage.
 #

@@ -61,17 +61,17 @@ def network():
     return keras.Model(image, layers.Dense(10, name="scores")(x))
 
 # %% [markdown]
-# `fit.split_layers` takes a model, the devices, and a dictionary from layer names (regular
-# expressions) to the way to cut: `up` by columns of its kernel, the `down` behind it by rows. Only
-# Dense layers can be cut so; MultiHeadAttention is cut by its heads. All other layers stay whole on
-# the first device, except what stands inside a pair, such as Dropout. The model is built on the
-# host, so that no device has to hold all of it:
+# `layers=` of `fit.use` takes a dictionary from layer names (regular expressions) to the way to
+# cut: `up` by columns of its kernel, the `down` behind it by rows. Only Dense layers can be cut so;
+# MultiHeadAttention is cut by its heads. All other layers stay whole on the first device, except
+# what stands inside a pair, such as Dropout. The model is built on the host, so that no device has
+# to hold all of it:
 
 # %%
 where = {"up_.*": "columns", "down_.*": "rows"}
 with tf.device(plan.host):
     model = network()
-model = fit.split_layers(model, pair, where)
+model = fit.use(model, pair, layers=where)
 
 # %%
 passes = {"batch_size": 256, "epochs": 3, "shuffle": False, "verbose": 0}
@@ -80,7 +80,7 @@ of_two = model.fit(x, y, **passes).history["loss"]
 print("losses on two devices:", *[f"{value:.1f}" for value in of_two])
 
 # %% [markdown]
-# `fit.split_layers` switches XLA off. Does one device without XLA come to the same losses?
+# `fit.use` switches XLA off. Does one device without XLA come to the same losses?
 
 # %%
 with tf.device(first):
@@ -160,7 +160,7 @@ def proof(build, where, x, y):
     everything_in("float64")
     with tf.device(plan.host):
         model = build()
-    begin, split = model.get_weights(), fit.split_layers(model, pair, where)
+    begin, split = model.get_weights(), fit.use(model, pair, layers=where)
     with tf.device(first):
         whole = build()
         for each in (whole, split):
@@ -184,7 +184,7 @@ proof(network, where, x[:256], y[:256])
 #
 # So on n devices a pair sends 4 (n − 1) S in a step.
 #
-# To compare, `fit.split` ([[12]]) cuts the same network between its layers. `crossed` adds up what
+# To compare, `stages=2` ([[12]]) cuts the same network between its layers. `crossed` adds up what
 # the devices send to each other in a traced step:
 
 # %%
@@ -193,7 +193,7 @@ def crossed(step):
 
 
 with tf.device(plan.host):
-    between = fit.split(network(), pair)
+    between = fit.use(network(), pair, stages=2)
 between.compile(adam(), entropy())
 models = {"one device": whole, "between layers": between, "inside layers": model}
 
@@ -261,12 +261,12 @@ for name in ["between layers", "one device"]:
 #
 # ## Break it
 #
-# **Columns after columns.** Somebody cuts `down` by columns as well. `fit.split_layers` refuses:
+# **Columns after columns.** Somebody cuts `down` by columns as well. `fit.use` refuses:
 
 # %%
 try:
     with tf.device(plan.host):
-        fit.split_layers(network(), pair, dict.fromkeys(where, "columns"))
+        fit.use(network(), pair, layers=dict.fromkeys(where, "columns"))
 except ValueError as error:
     print(error)
 
@@ -325,11 +325,10 @@ print(kernel.shape, "on", devices.short(kernel.value.device))
 # TFLOP/s, and less with TF32: nothing is won. Twice as many hidden numbers would save 0.64 ms and
 # send no more.
 #
-# With 8 GPUs of one server [version 1.0 of
-# Megatron-LM](https://nv-adlr.github.io/MegatronLMV1) reached 79.6 % of ideal weak scaling, where
-# the model grows with the number of GPUs. Megatron-LM adds up by an all-reduce ([[09]]),
-# `fit.split_layers` on the first GPU. Received copies take memory, too, which the bars above
-# do not count.
+# With 8 GPUs of one server [version 1.0 of Megatron-LM](https://nv-adlr.github.io/MegatronLMV1)
+# reached 79.6 % of ideal weak scaling, where the model grows with the number of GPUs. Megatron-LM
+# adds up by an all-reduce ([[09]]), `fit.use` on the first GPU. Received copies take memory, too,
+# which the bars above do not count.
 #
 # ## With a model of another kind
 #
@@ -354,7 +353,7 @@ proof(transformer, ways, rows[:256], y[:256])
 
 # %%
 with tf.device(plan.host):
-    model = fit.split_layers(transformer(), pair, ways)
+    model = fit.use(transformer(), pair, layers=ways)
     model.compile("sgd", entropy())
 
 for each in model.get_layer("heads").weights[:2]:
@@ -372,8 +371,7 @@ print(f"{crossed(step):,} bytes, by the formula {2 * 4 * (len(pair) - 1) * S:,}"
 #
 # `save` and `save_weights` write the whole model, which loads without a split, too. With Dropout in
 # a pair or a head, other numbers are dropped than on one device.
-# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device) says what `fit.split_layers`
-# refuses.
+# [docs/fit.md](../docs/fit.md#a-layer-that-is-too-large-for-a-device) says what `fit.use` refuses.
 #
 # ## On your own
 #

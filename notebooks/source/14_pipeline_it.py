@@ -9,7 +9,7 @@
 #
 # **You will learn** to
 # - let `fit` take a batch through the stages in pieces,
-# - write down, check and run the order in which each device works,
+# - write down and check the order in which each device works,
 # - say how long the devices wait, and how much they hold,
 # - notice where pieces change the training.
 #
@@ -44,7 +44,7 @@ first, second = plan.devices[0], plan.devices[-1]
 # %% [markdown]
 # ## The lines to paste
 #
-# Here is a network of thirteen dense layers. `fit.split` cuts it into a stage for each device
+# Here is a network of thirteen dense layers. `fit.use` cuts it into a stage for each device
 # ([[12]]), and `pieces=8` lets each batch go through the stages in eight pieces, called
 # **micro-batches**:
 
@@ -59,7 +59,7 @@ def build():
     stack = [layers.Flatten(), *dense(range(12)), layers.Dense(10)]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
     model.compile(keras.optimizers.SGD(0.01), entropy(), jit_compile=False)
-    return model  # no XLA, as in fit.split
+    return model  # no XLA, as with fit.use
 
 
 # %%
@@ -70,13 +70,13 @@ with tf.device(first):
     of_one = alone.fit(**train).history["loss"]
 
 # %%
-def split(make, pieces):
+def staged(make, pieces, **options):
     with tf.device(plan.host):
         model = make()
-    return fit.split(model, plan.devices, pieces=pieces)
+    return fit.use(model, plan, stages=len(plan), pieces=pieces, **options)
 
 
-models = {"one piece": split(build, 1), "eight pieces": split(build, 8)}
+models = {"one piece": staged(build, 1), "eight pieces": staged(build, 8)}
 
 # %%
 of_eight = models["eight pieces"].fit(**train).history["loss"]
@@ -126,7 +126,7 @@ with tf.device(first):  # where the uncut model computes
 # |---|---|
 # | **Use it when** | a model has to be cut, and a piece is still enough work for a device |
 # | **It costs** | smaller operations; BatchNormalization sees only a piece; some waits stay |
-# | **It does not** | lower what a device holds, in `fit` |
+# | **It saves, too** | activations: a stage holds those of a few pieces |
 # | **Instead** | if it fits on one device, share out the batch ([[07]]) |
 #
 # ## How it works
@@ -137,7 +137,7 @@ with tf.device(first):  # where the uncut model computes
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
 # overlap: F0 to F3, then B0 to B3.](pictures/14_bubble.svg)
 #
-# This is the order of `fit.split`: all pieces go forward before the first goes back. The time in
+# In the order of this picture all pieces go forward before the first goes back. The time in
 # which a stage waits is its **bubble**. A `B` has about twice the multiplications of an `F`. Here
 # both are drawn equally long, which does not change the shares. The gradients of all pieces are
 # added up, and the weights are updated once, as in accumulation ([[10]]).
@@ -146,9 +146,9 @@ with tf.device(first):  # where the uncut model computes
 #
 # An **order** lists the tasks of each stage. In *one after the other*, a piece goes all the way
 # before the next one starts. In *all forward first*, all go forward, and then all go back. In *one
-# forward, one back*, stage 0 of two first does two forward tasks (of three, three), and each later
-# stage one fewer. Then backward and forward tasks alternate. In the tables, a line is a stage, a
-# column a unit of time, and a dot a wait:
+# forward, one back* (**1F1B**), stage 0 of two first does two forward tasks (of three, three), and
+# each later stage one fewer. Then backward and forward tasks alternate. In the tables, a line is a
+# stage, a column a unit of time, and a dot a wait:
 
 # %%
 ways = {"one after the other": pipeline.one_by_one,
@@ -239,41 +239,18 @@ print(f"gradient of a: {a0} + {a1} = {a0 + a1}, of b: {b0} + {b1} = {b0 + b1}")
 # ## What does a device hold?
 #
 # TensorFlow starts an operation as soon as its inputs are there, so in `two_pieces` a task may
-# start before its turn. That changes no result, only what is held. `pipeline.gradients` takes any
-# order, and makes each task of a device wait for the one before. `pipeline.stages` cuts a model for
-# it, here the network above, before its layer `dense6`:
-
-# %%
-with tf.device(first):
-    front = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten(), *dense(range(6))])
-with tf.device(second):
-    rear = keras.Sequential([keras.Input([256]), *dense(range(6, 12)), layers.Dense(10)])
-whole = keras.Sequential([keras.Input([28, 28, 1]), *front.layers, *rear.layers])
-stages = pipeline.stages(whole, ["dense6"], [first, second])
-
-# %% [markdown]
-# `in_order` makes a training step for an order; `pipeline.updater` gives each stage an optimizer.
-# Scratch memory aside, what does the first device hold at most in a step of 1, 4 and 8 pieces?
+# start before its turn. That changes no result, only what is held. `fit.use` makes each task of a
+# device wait for the one before. Its order is 1F1B, unless `schedule` says otherwise. Without
+# scratch memory, what does the first device hold at most in a step of 1, 4 and 8 pieces?
 
 # %% tags=["nbval-ignore-output"]
-def in_order(order):
-    update = pipeline.updater(stages, keras.optimizers.SGD(0.01))
-
-    @tf.function
-    def step(x, y):
-        loss, gradients = pipeline.gradients(stages, entropy(), x, y, order)
-        update(gradients)
-        return gradients
-
-    return step
-
-
 peaks = {}
-for name in ["all forward first", "one forward, one back"]:
-    trains = {m: in_order(ways[name](2, m)) for m in [1, 4, 8]}
-    steps = {m: trace.function_step(train, images, labels)[1] for m, train in trains.items()}
-    peaks[name] = {m: step.peak(first, scratch=False) for m, step in steps.items()}
-    print(f"{name:21}", *(f"{peak / 1e6:5.1f} MB" for peak in peaks[name].values()))
+for schedule in ["all forward first", "1F1B"]:
+    peaks[schedule] = held = {}
+    for m in [1, 4, 8]:
+        step = trace.fit_step(staged(build, m, schedule=schedule), (images, labels))
+        held[m] = step.peak(first, scratch=False)
+    print(f"{schedule:17}", *(f"{peak / 1e6:5.1f} MB" for peak in held.values()))
 
 # %% tags=["varies"]
 drawings.against_pieces(peaks)
@@ -282,30 +259,15 @@ forward_first, in_turn = (held[8] for held in peaks.values())
 print("less than 0.6 of the first order in eight pieces:", in_turn < 0.6 * forward_first)
 
 # %% [markdown]
-# *All forward first* keeps the activations of all pieces, so more pieces save nothing. *One
+# *All forward first* keeps the activations of all pieces, so more pieces save little. *One
 # forward, one back* keeps at most two pieces, and the more pieces there are, the smaller each is.
-# `fit.split` takes *all forward first*, because Keras computes the loss of the whole batch at once.
-# For the other order, write a training loop with the step of `in_order`.
+# It needs the loss of each piece alone. Where a loss is no mean over examples, so that those of
+# pieces do not add up, `fit.use` says so and takes *all forward first*.
 #
 # ## Proof
 #
-# The first output compares the gradients of all orders with those of `whole`. The second compares
-# float64 weights after two epochs of `fit`; its batches, 300 and 100, are not multiples of eight:
-
-# %%
-@tf.function
-def uncut(x, y):
-    with tf.device(first), tf.GradientTape() as tape:
-        value = entropy()(y, whole(x))
-        return tape.gradient(value, whole.trainable_weights)
-
-
-# %%
-x, y = tf.constant(images[:256]), tf.constant(labels[:256])
-for name, way in ways.items():
-    of_whole = uncut(x, y)
-    gradients = in_order(way(2, 4))(x, y).values()
-    print(f"{name:21} less than 1e-5 apart:", apart(gradients, of_whole) < 1e-5)
+# In float64, two epochs of `fit` in eight pieces are compared with those on one device. The
+# batches, of 300 and 100, are not multiples of eight:
 
 # %%
 keras.config.set_floatx("float64")
@@ -317,10 +279,12 @@ def trained(model):
     return model.get_weights()
 
 
+# %%
 with tf.device(first):
     of_one = trained(build())
-of_eight = trained(split(build, 8))
-print("eight pieces are below 1e-12 from one device:", apart(of_eight, of_one) < 1e-12)
+for schedule in peaks:
+    close = apart(trained(staged(build, 8, schedule=schedule)), of_one) < 1e-12
+    print(f"{schedule:17} below 1e-12 from one device:", close)
 print("fit moved the weights by more than 0.01:", apart(build().get_weights(), of_one) > 0.01)
 
 # %% [markdown]
@@ -343,19 +307,26 @@ except ValueError as error:
 # or one in which a piece counts by its size?
 
 # %%
-several = [uncut(x[a:b], y[a:b]) for a, b in [(0, 32), (32, 64), (64, 90)]]
+def slopes(begin, end):
+    with tf.device(first), tf.GradientTape() as tape:
+        value = entropy()(labels[begin:end], alone(images[begin:end]))
+    return tape.gradient(value, alone.trainable_weights)
+
+
+# %%
+several = [slopes(0, 32), slopes(32, 64), slopes(64, 90)]
 for shares in [[1 / 3, 1 / 3, 1 / 3], [32 / 90, 32 / 90, 26 / 90]]:
     average = [sum(s * each for s, each in zip(shares, three)) for three in zip(*several)]
-    close = apart(average, uncut(x[:90], y[:90])) < 1e-5
+    close = apart(average, slopes(0, 90)) < 1e-5
     print(*(f"{share:.3f}" for share in shares), " less than 1e-5 apart:", close)
 
 # %% [markdown]
-# The plain average is wrong. `fit.split` counts pieces by their size, which is right.
+# The plain average is wrong. `fit.use` counts pieces by their size, which is right.
 #
 # **A layer that looks at the whole batch.** BatchNormalization subtracts the mean of the batch and
 # divides by its standard deviation. In pieces, both are those of a piece. Here is a network in four
 # pieces, first with this layer, then with GroupNormalization, which looks at each example alone.
-# What does `fit.split` say?
+# What does `fit.use` say?
 
 # %%
 def convolutions(norm):
@@ -369,10 +340,11 @@ def convolutions(norm):
     return model
 
 
+# %%
 for norm in [layers.BatchNormalization, partial(layers.GroupNormalization, 4)]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
-        model = split(partial(convolutions, norm), 4)
+        model = staged(partial(convolutions, norm), 4)
     with tf.device(first):
         of_one = trained(convolutions(norm))
     print("below 1e-12 from one device:", apart(trained(model), of_one) < 1e-12)
@@ -451,7 +423,7 @@ checks.fewest(fewest)
 #   once. In float64 the weights after `fit` were below 1e-12 from those of one device.
 # - Gradients of two pieces added up to 7.5 and 5.0, those of the whole batch.
 # - *All forward first* and *one forward, one back* had the same bubble, and the second held less.
-# - With BatchNormalization, pieces gave other weights, and `fit.split` warned of it.
+# - With BatchNormalization, pieces gave other weights, and `fit.use` warned of it.
 #
 # ## In practice
 #
@@ -463,8 +435,31 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## The same in a graph: if you inherit such code
 #
-# In classic code, `pipeline.gradients` adds its tasks to the graph, and a session runs them: the
-# network of Wonik Jang's article ([2017](../docs/sources.md#jang)) in four pieces.
+# In classic code the stages, the orders and the waits can be written down in one loop. It goes
+# through the tasks in an order in which they can run, and `tf1.control_dependencies` makes each
+# task of a stage wait for the one before. Here it takes the network of Wonik Jang's article
+# ([2017](../docs/sources.md#jang)) in four pieces.
+
+# %%
+def gradients(stages, xs, ys, order):
+    kept, back, total, before = {}, {}, {}, {}
+    for s, task in schedules.run_times(order):
+        stage, k = stages[s], int(task[1:])
+        with tf.device(stage.device), tf1.control_dependencies(before.get(s, [])):
+            if task[0] == "F":
+                x = tf.identity(kept[s - 1, k].made if s else xs[k])
+                kept[s, k] = Kept(x, stage.function(stage.weights, x))
+                before[s] = [kept[s, k].made]
+                continue
+            x, made = kept.pop((s, k))
+            end = made if (s + 1, k) in back else networks.loss(ys[k], made) / len(xs)
+            weights = [*stage.weights.values(), x]
+            *found, back[s, k] = tf1.gradients(end, weights, back.get((s + 1, k)))
+            for name, slope in zip(stage.weights, found):
+                total[name] = total[name] + slope if name in total else slope
+            before[s] = [total[name] for name in stage.weights]
+    return total
+
 
 # %%
 network = networks.jang(width=0.25)
@@ -477,11 +472,12 @@ with tf.Graph().as_default() as graph:
     in_graph = networks.stages(network, ["conv3"], [first, second])
     with tf.device(plan.host):
         feeds = [tf1.placeholder(tf.float32, [128, 28, 28, 1]), tf1.placeholder(tf.int64, [128])]
+        xs, ys = (tf.split(each, 4) for each in feeds)
     order = pipeline.one_forward_one_backward(2, 4)
-    _, gradients = pipeline.gradients(in_graph, networks.loss, *feeds, order)
+    fetched = gradients(in_graph, xs, ys, order)
     start = tf1.global_variables_initializer()
 
 with tf1.Session(graph=graph, config=plan.session_config(soft_placement=True)) as session:
     session.run(start)
-    found = session.run(gradients, dict(zip(feeds, [images[:128], labels[:128]])))
+    found = session.run(fetched, dict(zip(feeds, [images[:128], labels[:128]])))
 print("session: less than 1e-5 apart:", apart([found[n] for n in variables], reference) < 1e-5)

@@ -313,7 +313,8 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 # ## With a model of another kind
 #
 # For a step that is a function, `timing.several` times its calls, which have to wait for the
-# devices. The next cell times `towers.train_step` ([[09]]), for a network that reads sentences:
+# devices. The next cell times `train_on_batch` in towers ([[09]]), for a network that reads
+# sentences:
 
 # %% tags=["nbval-ignore-output"]
 def my_step(n, batch):
@@ -322,8 +323,9 @@ def my_step(n, batch):
         reader = keras.Sequential([keras.Input([20], dtype="int32"), words, layers.LSTM(64),
                                    layers.Dense(10)])  # fmt: skip
     sentences = np.arange(batch * 20, dtype="int32").reshape(-1, 20) % 500
-    step = towers.train_step(reader, "sgd", entropy, plan.devices[:n])
-    return lambda: (step(sentences, sentences[:, 0] % 10), sync())
+    reader.compile("sgd", entropy)
+    fit.use(reader, plan.devices[:n])
+    return lambda: (reader.train_on_batch(sentences, sentences[:, 0] % 10), sync())
 
 
 times = timing.several({n: my_step(n, 256 * most) for n in models}, warmup=1, repeats=15)
@@ -405,8 +407,8 @@ import tensorflow.compat.v1 as tf1
 from mgpu_helpers.lessons import networks, published
 
 for row in [*published.TENSORLIGHT[:4], published.TENSORLIGHT_APART["third run"]]:
-    share = 1e6 * row.seconds / row.layout.global_batch_size
-    print(f"{row.layout!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
+    share = 1e6 * row.seconds / row.setting.global_batch_size
+    print(f"{row.setting!r:40}{1e3 * row.seconds:5.1f} ms a step,{share:4.0f} µs an example")
 
 # %% [markdown]
 # In two of the three runs on two GPUs an example took longer than in the best layout of one. One

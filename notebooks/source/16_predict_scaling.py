@@ -28,12 +28,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import scaling, towers
+from mgpu_helpers import fit, scaling
 from mgpu_helpers.lessons import digits, drawings, published
 from mgpu_helpers.lessons.checks import lesson_16 as checks
 from mgpu_helpers.scaling import links
 
-layers, Layout = keras.layers, scaling.Layout
+layers, Setting = keras.layers, scaling.Setting
 
 # %% [markdown]
 # ## The lines to paste
@@ -186,7 +186,7 @@ for batches in (1, 4):
 # %%
 off = {}
 for name, network, fewer, four, eight in published.eight_after_four():
-    step = scaling.fit(network, fewer).predict(eight.layout).total
+    step = scaling.fit(network, fewer).predict(eight.setting).total
     off[name] = eight.seconds / four.seconds - 1, eight.seconds / step - 1
 off["median, no sign"] = np.median(np.abs([*off.values()]), axis=0)
 for name in ("ResNet-50 x 64", "AlexNet x 512", "VGG16 x 32", "median, no sign"):
@@ -205,7 +205,7 @@ for name in ("ResNet-50 x 64", "AlexNet x 512", "VGG16 x 32", "median, no sign")
 
 # %%
 fitted = scaling.fit(*published.DGX_1[-1])
-eight, sixteen = (fitted.predict(Layout(n, 32, "ring")).total for n in (8, 16))
+eight, sixteen = (fitted.predict(Setting(n, 32, "ring")).total for n in (8, 16))
 print(f"fitted: {2 * eight / sixteen:.2f} times; in doubt: {sixteen.doubts[0]}")
 least, most = gains(*mine["VGG16 x 32"], links.ETHERNET_10G)
 print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
@@ -236,18 +236,18 @@ with tf.device(plan.devices[0]):
     hidden = [layers.Dense(1024, activation="relu") for _ in range(2)]
     model = keras.Sequential([keras.Input([28, 28, 1]), layers.Flatten(), *hidden,
                               layers.Dense(10)])  # fmt: skip
-entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+network, n = scaling.Workload.of(model), min(len(plan), plan.cores)
+fit.use(model, plan.devices[:n])
 
 
 def step_of(n, batch):
-    step = towers.train_step(model, "sgd", entropy, plan.devices[:n])
-    return step, *digits.load(n * batch)
+    return model.train_on_batch, *digits.load(n * batch)
 
 
-network, n = scaling.Workload.of(model), min(len(plan), plan.cores)
 for row in scaling.measure(step_of, [n], [8, 128], warmup=1, repeats=5):
     least, most = gains(network, row.seconds, links.ETHERNET_10G)
-    print(f"{row.layout}: {1e3 * row.seconds:.1f} ms a step; a second machine over 10 Gbit: "
+    print(f"{row.setting}: {1e3 * row.seconds:.1f} ms a step; a second machine over 10 Gbit: "
           f"{least:.2f} to {most:.2f} times as fast")  # fmt: skip
 
 # %% [markdown]

@@ -186,7 +186,7 @@ for name, (device, seconds, needs) in five.items():
 #
 # ## Causes in the step itself
 #
-# The step of [[09]] shows these causes: the host splits the batch, a tower on each device computes
+# A step as in [[09]] shows these causes: the host splits the batch, a tower on each device computes
 # gradients, and one device, `home`, averages them and updates the weights. The cases change
 # `where` the towers are, the `home`, and the `sizes` of the shards:
 
@@ -228,7 +228,7 @@ print(whatif.replay(of_healthy))
 # ### 5. Nothing runs on the second device
 #
 # You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
-# strategy, `fit.parallel` or towers. `whatif.towers` predicts what they gain, from traces of one
+# strategy, `fit.use` or towers. `whatif.towers` predicts what they gain, from traces of one
 # device. `beside` prints the prediction, then the measured gain of the second step, `after`, over
 # the first, `before`:
 
@@ -407,7 +407,7 @@ causes = {1, 4, 5}  # an input slower than the step, run_eagerly=True, one devic
 
 
 def treat(model, data):
-    fit.parallel(model, plan.devices)
+    fit.use(model, plan)
     model.run_eagerly = False
     kept = data.cache()
     return lambda: model.fit(kept, shuffle=False, verbose=0)

@@ -39,15 +39,14 @@ What to call, and `help(room)` says more:
         fit.batches(x)                      its data, in one order on every worker
         fit.check(model, data)              what it would do wrong, before it does
         fit.explain(model, data)            where the time of its steps goes
-        fit.parallel(model, plan.devices)   a built model's model.fit on all of them
-        fit.split(model, plan.devices)      its layers in stages, each on its device
-        fit.split_layers(model, plan.devices, where)   large layers, a part on each device
-        fit.shard(model, devices)           its weights, with the optimizer's, shared out by bytes
-        fit.accumulate(model, pieces)       a batch of model.fit in pieces: the memory of one
-        fit.recompute(model)                activations computed twice, not kept
-        towers.train_step(model, optimizer, loss, plan.devices)   one model on all of them
+        fit.use(model, plan)                a built model's model.fit on all of them
+        fit.use(model, plan, stages=2)      its layers in stages, each on its device
+        fit.use(model, plan, layers={...})  large layers, a part on each device
+        fit.use(model, plan, state="owners")   weights and slots shared out by bytes
+        fit.use(model, pieces=4)            a batch of model.fit in pieces: the memory of one
+        fit.use(model, recompute=True)      activations computed twice, not kept
         towers.make_parallel(function, plan.devices)   a function on all of them
-        pipeline.stages(model, cuts, plan.devices)   a model that does not fit on one
+        pipeline.best_cut(step, plan.devices, layers)   where its layers are best cut into stages
         ensemble.from_keras(name, model, device), ensemble.train(members, data)   several models
         jobs.run(commands), jobs.grid(width=[32, 64])   scripts, each on a device of its own
         cluster.run(script), cluster.check()   one training on several machines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from mgpu_helpers import _private
@@ -103,7 +103,7 @@ def instead(of: Any, **methods: Any) -> Iterator[None]:
     finally:
         for name in methods:
             del vars(of)[name]
-        vars(of).update(before)  # as `fit.accumulate` has given a model a train_step
+        vars(of).update(before)  # as `fit.use` has given a model a train_step
 
 
 def graph_of(model: Any) -> Any:
@@ -114,42 +114,3 @@ def graph_of(model: Any) -> Any:
         return model
     outputs = model.outputs if len(model.outputs) > 1 else model.outputs[0]
     return keras.Model(model.inputs[0], outputs, name=model.name)
-
-
-def first_calls(nodes: Sequence[Any]) -> dict[str, int]:
-    """Number the first call of each layer, by its name."""
-    first: dict[str, int] = {}
-    for i, node in enumerate(nodes):
-        first.setdefault(node.operation.name, i)
-    return first
-
-
-def crossing(model: Any, nodes: Sequence[Any]) -> list[list[Any]]:
-    """List for each call what was made before it and is used by it or later."""
-    last = {id(t): i for i, node in enumerate(nodes) for t in node.input_tensors}
-    last |= {id(t): len(nodes) for t in model.outputs}
-    crossing, made = [], list(model.inputs)
-    for i, node in enumerate(nodes):
-        made = [t for t in made if last.get(id(t), -1) >= i]
-        crossing.append(made)
-        made = [*made, *node.outputs]
-    return crossing
-
-
-def run_calls(
-    calls: Sequence[Any], values: dict[int, Any], training: Any, parts: Any = None
-) -> dict[int, Any]:
-    """Run calls of layers as Keras does, with the values that they take; give all values.
-
-    parts, where given, has by the layer what runs in its place.
-    """
-    import keras
-
-    for each in calls:
-        args, named = _private.run_call(each, values)
-        operation = (parts or {}).get(each.operation, each.operation)
-        if training is not None and takes_training(operation):
-            named["training"] = training
-        made = operation(*args, **named)
-        values |= zip(map(id, each.outputs), keras.tree.flatten(made), strict=True)
-    return values

@@ -120,6 +120,13 @@ def wait_for(op: Any, earlier: Iterable[Any]) -> None:
     op._add_control_inputs(list(earlier))
 
 
+def keep_apart(op: Any) -> None:
+    """Let Grappler leave an operation as it is: it makes one sum of several that follow."""
+    import tensorflow as tf
+
+    op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
+
+
 def place(op: Any, device: str) -> None:
     """Place an operation of a graph that is made already.
 
@@ -475,16 +482,6 @@ def rate_and_settings(optimizer: Any) -> tuple[Any, dict[str, Any]]:
     return optimizer._learning_rate, bare.get_config()
 
 
-def exclude_as(given: Any, made: Any) -> None:
-    """Let an optimizer leave out of weight decay what another one does.
-
-    `exclude_from_weight_decay` sets it, and neither a public name nor `get_config` tells it.
-    """
-    if hasattr(given, "_exclude_from_weight_decay"):  # it was told to
-        made._exclude_from_weight_decay = given._exclude_from_weight_decay
-        made._exclude_from_weight_decay_pattern = given._exclude_from_weight_decay_pattern
-
-
 def slots_of(optimizer: Any) -> dict[int, list[Any]]:
     """Give the variables that an optimizer keeps for each one that it trains, by its `id`.
 
@@ -587,11 +584,11 @@ class _Mended:
 
     owner: Any
     name: str
-    keras_has: Any
+    original: Any
     makers: list[Callable[[Any], Callable[..., Any]]] = dataclasses.field(default_factory=list)
 
     def renew(self) -> None:
-        made = self.keras_has
+        made = self.original
         for made_of in self.makers:
             made = functools.wraps(made)(made_of(made))
         setattr(self.owner, self.name, made)
@@ -618,7 +615,7 @@ def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
     mended = _mended.setdefault(which, _Mended(owner, name, there))
     if made_of not in mended.makers:
         if not mended.makers:
-            mended.keras_has = there
+            mended.original = there
         mended.makers.append(made_of)
         mended.renew()
 

@@ -1,6 +1,9 @@
-"""Several models trained at once, one per device, each in a thread; their predictions and votes.
+"""Several models trained at once, one per device, each in a thread; and their votes.
 
-Lesson 06 builds it in front of the reader.
+A `concurrent.futures.ThreadPoolExecutor` starts the threads. Here is what it has not: a member that
+fails, and Ctrl-C, end the others after the step they are in; each works on its own device; and what
+would train on other batches than was meant is refused. For predictions the pool is enough, see
+`vote`. Lesson 06 builds it in front of the reader.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import counted, error_line, whole_number
+from mgpu_helpers._formatting import counted, error_line
+from mgpu_helpers._gone import gone
 from mgpu_helpers._models import ready
 from mgpu_helpers._names import short
 
-__all__ = ["from_keras", "mean", "Member", "MemberError", "predictions", "train", "vote"]
+__all__ = ["from_keras", "mean", "Member", "MemberError", "train", "vote"]
+__getattr__ = gone(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +119,8 @@ class MemberError(RuntimeError):
         self.name, self.step, self.run = name, step, run
 
 
-def train(members: Iterable[Member], batches: Any, *, at_once: bool = True) -> Run:
-    """Train each member on its batches, each in a thread, or one after another if not at_once.
+def train(members: Iterable[Member], batches: Any) -> Run:
+    """Train each member on its batches, each in a thread.
 
     `batches` is what every member gets whole (all but a list is made one first, so that all see the
     same), or a function of the member's place, 0 and up, that gives it batches of its own. A batch
@@ -128,71 +133,6 @@ def train(members: Iterable[Member], batches: Any, *, at_once: bool = True) -> R
     {'falling': [1.0, 0.5]}
     """
     members = list(members)
-    if callable(batches):
-        given = [batches(place) for place in range(len(members))]
-    else:
-        given = [batches if isinstance(batches, list) else list(batches)] * len(members)
-    streams = [iter(own) for own in given]
-    if len(set(map(id, streams))) < len(streams):
-        raise ValueError(
-            "the members got one iterator, and each would see a part of it: make a list of it, or "
-            "an iterator for each member."
-        )
-    firsts = [next(stream, None) for stream in streams]
-    for member, first in zip(members, firsts, strict=True):
-        if not isinstance(first, tuple | list):  # an array would be taken apart into its rows
-            kind = "no batches" if first is None else f"a batch that is one {type(first).__name__}"
-            raise ValueError(
-                f"{member.name} got {kind}: give every member one batch or more, each a tuple of "
-                "what a step takes, such as (images, labels)."
-            )
-    streams = [itertools.chain([first], rest) for first, rest in zip(firsts, streams, strict=True)]
-    return _run(members, lambda m, batch: _loss(m.step(*batch)), streams, "step", at_once)
-
-
-def _loss(given: Any) -> float:
-    """Take the loss from what a step gives; Keras's `train_on_batch` gives its metrics as well."""
-    if isinstance(given, Mapping):
-        given = given["loss"]
-    return float(given[0] if isinstance(given, list | tuple) else given)
-
-
-def predictions(
-    members: Iterable[Member], images: Any, *, batch: int = 256
-) -> dict[str, np.ndarray]:
-    """Predict with all members at once, `batch` images a time; probabilities [n, classes] by name.
-
-    images is an array, or a dict of them for models with several inputs, which have one output.
-    When a member fails, the others stop too, and MemberError is raised.
-
-    >>> sure = Member("sure", None, lambda images: np.eye(2)[images])
-    >>> predictions([sure], np.array([1]))
-    {'sure': array([[0., 1.]])}
-    """
-    members = list(members)
-    batch = whole_number("batch", batch, "a number of images at a time", 1)
-    parts = images if isinstance(images, Mapping) else {"": images}
-    starts = range(0, min(map(len, parts.values())), batch)
-    pieces = [{name: part[at : at + batch] for name, part in parts.items()} for at in starts]
-    work = [pieces if isinstance(images, Mapping) else [piece[""] for piece in pieces]]
-    run = _run(members, lambda m, piece: _rows(m.predict(piece)), work * len(members), "piece")
-    return {name: np.concatenate(found) for name, found in run.losses.items()}
-
-
-def _rows(predicted: Any) -> np.ndarray:
-    if isinstance(predicted, Mapping):
-        raise TypeError(f"it predicts {', '.join(predicted)}: give members that have one output")
-    return np.asarray(predicted)
-
-
-def _run(
-    members: Sequence[Member],
-    call: Callable[[Member, Any], Any],
-    work: Sequence[Iterable[Any]],
-    noun: str,
-    at_once: bool = True,
-) -> Run:
-    """Call with every member and each piece of its work; keep what the calls give as losses."""
     names = [member.name for member in members]
     if len(set(names)) < max(1, len(names)):
         raise ValueError(f"members by the names {names}: give one or more, each another name.")
@@ -200,22 +140,22 @@ def _run(
     stop, began = Event(), time.perf_counter()
     failed: list[tuple[str, int, BaseException]] = []
 
-    def go(member: Member, items: Iterable[Any]) -> None:
+    def go(member: Member, own: Iterable[Any]) -> None:
         losses, spans = run.losses[member.name], run.spans[member.name]
         try:
-            for item in items:
+            for batch in own:
                 if stop.is_set():
                     return
                 start = time.perf_counter() - began
-                losses.append(call(member, item))
+                losses.append(_loss(member.step(*batch)))
                 spans.append((start, time.perf_counter() - began))
         except BaseException as error:
             failed.append((member.name, len(losses) + 1, error))
             stop.set()
 
     threads: list[Future[None]] = []
-    ahead, interrupted = zip(members, work, strict=True), None
-    with ThreadPoolExecutor(len(members) if at_once else 1) as pool:
+    ahead, interrupted = zip(members, _streams(names, batches), strict=True), None
+    with ThreadPoolExecutor(len(members)) as pool:
         # A KeyboardInterrupt reaches this thread only, and may come again before the steps end. It
         # waits in short turns: not every interrupt wakes a thread that waits for good. And it waits
         # here: interrupted while it joins a thread, Python 3.11 takes the running thread for ended.
@@ -234,18 +174,50 @@ def _run(
     if failed:
         name, step, first = failed[0]
         others = "; the others ended the step they were in" if len(members) > 1 else ""
-        text = f"{name} failed in {noun} {step} ({error_line(first)}){others}."
+        text = f"{name} failed in step {step} ({error_line(first)}){others}."
         for also, at, other in failed[1:]:
-            text += f" {also} failed too, in {noun} {at} ({error_line(other)})."
+            text += f" {also} failed too, in step {at} ({error_line(other)})."
         raise MemberError(text, name, step, run) from first
     return run
+
+
+def _streams(names: Sequence[str], batches: Any) -> list[Iterable[Any]]:
+    """Give the batches of each member, of which the first is looked at before any step."""
+    if callable(batches):
+        streams = [iter(batches(place)) for place in range(len(names))]
+    else:
+        given = batches if isinstance(batches, list) else list(batches)
+        streams = [iter(given) for _ in names]
+    if len(set(map(id, streams))) < len(streams):
+        raise ValueError(
+            "the members got one iterator, and each would see a part of it: make a list of it, or "
+            "an iterator for each member."
+        )
+    firsts = [next(stream, None) for stream in streams]
+    for name, first in zip(names, firsts, strict=True):
+        if not isinstance(first, tuple | list):  # an array would be taken apart into its rows
+            kind = "no batches" if first is None else f"a batch that is one {type(first).__name__}"
+            raise ValueError(
+                f"{name} got {kind}: give every member one batch or more, each a tuple of what a "
+                "step takes, such as (images, labels)."
+            )
+    return [itertools.chain([first], rest) for first, rest in zip(firsts, streams, strict=True)]
+
+
+def _loss(given: Any) -> float:
+    """Take the loss from what a step gives; Keras's `train_on_batch` gives its metrics as well."""
+    if isinstance(given, Mapping):
+        given = given["loss"]
+    return float(given[0] if isinstance(given, list | tuple) else given)
 
 
 def vote(predictions: Any) -> np.ndarray:
     """Give the labels [n] that most members vote for, each with its highest probability.
 
     A tie goes to the label with the largest sum of probabilities, then to the smallest label.
-    `predictions` is what `predictions` gives, or a sequence of arrays [n, classes].
+    `predictions` are arrays [n, classes], in a sequence or in a dict by the members' names. With
+    `ThreadPoolExecutor() as pool`, `list(pool.map(lambda m: m.predict(images), members))` predicts
+    with all members at once.
 
     >>> vote([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
     array([1])

@@ -6,7 +6,7 @@ RIGHT = {
     1: [
         """
 def build_on_all():
-    return fit.parallel(build(), plan.devices)
+    return fit.use(build(), plan)
 """,
         """
 def build_on_all():

@@ -31,12 +31,13 @@ causes = {1, 4, 5}
 
 
 def treat(model, data):
-    step = towers.train_step(model, None, None, plan.devices)
+    fit.use(model, plan)
+    model.run_eagerly = False
     kept = list(data)
 
     def one_pass():
         for x, y in kept:
-            step(x, y)
+            model.train_on_batch(x, y)
 
     return one_pass
 """
@@ -101,7 +102,7 @@ def treat(model, data):
         ("{1, 4, 5}", "{1, 4, 8}", "look at which devices worked"),
         ("data.cache()", "data", "cause 1 is left: a later pass reads 4 of its 4 batches"),
         (".cache()", ".take(2)", "the weights are not those"),
-        ("    fit.parallel(model, plan.devices)\n", "", "cause 5 is left"),
+        ("    fit.use(model, plan)\n", "", "cause 5 is left"),
         ("    model.run_eagerly = False\n", "", "cause 4 is left: in a pass Python calls"),
         (OWN.replace("@tf.function", ""), "cause 4 is left: in a pass Python calls"),
     ],

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 from typing import Any
-
-import numpy as np
 
 from mgpu_helpers._names import order
 
@@ -16,6 +15,8 @@ PALETTE = (  # of the devices, in their order; the ninth device has the first ag
 )  # fmt: skip
 IDEAL = {"color": "#444444", "linestyle": "--", "linewidth": 1.2}
 DARK = "#222222"  # of letters
+SMALL = {"size": 9, "color": "#444444"}  # letters that name a line
+ACROSS, UP = ("axes fraction", "data"), ("data", "axes fraction")  # what a place is counted in
 
 
 def colour(device: str) -> str:
@@ -50,15 +51,34 @@ def axes(
     """
     if ax is not None:
         return ax
+    with panels(1, 1, source=source, figsize=size) as (_, grid):
+        return grid[0, 0]
+
+
+@contextlib.contextmanager
+def panels(
+    high: int, wide: int, *, low: float | None = None, source: str | None = None, **drawn: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Give a figure and a grid of axes, and the style of the series for the block.
+
+    low is the share of the figure's height that is left to the corner.
+    """
     import matplotlib.pyplot as plt
 
     with plt.style.context(style()):
-        figure, ax = plt.subplots(figsize=size)
-        low = min(0.06, 0.3 / figure.get_figheight())  # of its height, for the corner
+        figure, grid = plt.subplots(high, wide, squeeze=False, **drawn)
+        low = min(0.06, 0.3 / figure.get_figheight()) if low is None else low
         layout: Any = figure.get_layout_engine()
         layout.set(rect=(0, low, 1, 1 - low))
         corner(figure, source)
-    return ax
+        yield figure, grid
+
+
+def note(
+    ax: Any, text: str, at: tuple[Any, Any], by: tuple[float, float] = (0, 0), **how: Any
+) -> Any:
+    """Write a text, so many points beside a place."""
+    return ax.annotate(text, at, by, textcoords="offset points", **how)
 
 
 def corner(figure: Any, source: str | None = None) -> None:
@@ -102,26 +122,19 @@ def sizes(ax: Any, texts: Iterable[str], size: float) -> dict[str, tuple[float, 
 
 
 def write(
-    ax: Any, boxes: Iterable[tuple[float, float, float, float, str, str]], size: float = 7
-) -> None:
-    """Write into boxes, each (left, low, width, height, text, colour), what has room there."""
+    ax: Any, boxes: Iterable[tuple[float, float, float, float, str, str]], size: float = 7,
+    upright: bool = False,
+) -> None:  # fmt: skip
+    """Write into boxes, each (left, low, width, height, text, colour), what has room there.
+
+    With upright from below to above, too, where a box is too narrow and high enough.
+    """
     boxes = list(boxes)
     room = sizes(ax, (box[4] for box in boxes), size)
+    right, down = abs(ax.transData.transform((1, 1)) - ax.transData.transform((0, 0)))
     for left, low, wide, high, text, shade in boxes:
-        if room[text][0] < wide and room[text][1] < high:
+        across, up = room[text]
+        fits = across < wide and up < high
+        if fits or upright and up * down / right < wide and across * right / down < high:
             ax.text(left + wide / 2, low + high / 2, text, size=size, color=shade, ha="center",
-                    va="center", clip_on=True)  # fmt: skip
-
-
-def stack(
-    ax: Any, bars: Mapping[str, Any], shades: Mapping[str, str], unit: float, **drawn: Any
-) -> np.ndarray:
-    """Draw a bar for each name, of the parts that have a shade; return how far each reaches."""
-    reached = np.zeros(len(bars))
-    for part, shade in shades.items():
-        lengths = np.array([getattr(each, part) / unit for each in bars.values()])
-        if lengths.any():
-            ax.barh(range(len(bars)), lengths, 0.68, reached, color=shade, label=part, **drawn)
-            reached += lengths
-    rows(ax, list(bars))
-    return reached
+                    va="center", rotation=0 if fits else 90, clip_on=True)  # fmt: skip

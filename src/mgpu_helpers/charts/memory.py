@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.charts.base import DARK, IDEAL, axes, colour, label, sizes, stack
+from mgpu_helpers.charts.base import DARK, IDEAL, SMALL, UP, axes, colour, label, note, rows, sizes
 
 if TYPE_CHECKING:
     from mgpu_helpers.memory import MemoryUse, Monitor
@@ -40,11 +40,15 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
     ax.set_xlim(0, trace.length * 1e3 or 1)
     ax.set_ylim(bottom=0)
     if begins := backward_begins(trace):
-        ax.axvline(begins * 1e3, **IDEAL)
-        ax.annotate("backward pass", (begins * 1e3, 0.03), (5, 0), size=9, color="#444444",
-                    xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
+        mark_backward(ax, begins * 1e3)
     return label(ax, "What one step holds on each device", "time in the step, ms",
                  "live memory, MB", legend=bool(trace.memory))  # fmt: skip
+
+
+def mark_backward(ax: Any, at: float) -> None:
+    """Draw a line where the backward pass begins."""
+    ax.axvline(at, **IDEAL)
+    note(ax, "backward pass", (at, 0.03), (5, 0), xycoords=UP, **SMALL)
 
 
 def backward_begins(trace: Trace) -> float | None:
@@ -64,10 +68,16 @@ def held(parts: Mapping[str, MemoryUse], ax: Any = None) -> Any:
     >>> ax = held({"batch 64": MemoryUse(8_000_000, 16_000_000, 8_000_000, 40_000_000)})
     """
     ax = axes(ax, size=(8, 1.3 + 0.45 * len(parts)))
-    reached = stack(ax, parts, PARTS, 1e6, edgecolor="#8f949c", linewidth=0.5)
+    reached = np.zeros(len(parts))
+    for part, shade in PARTS.items():
+        lengths = np.array([getattr(each, part) / 1e6 for each in parts.values()])
+        if lengths.any():
+            ax.barh(range(len(parts)), lengths, 0.68, reached, color=shade, label=part,
+                    edgecolor="#8f949c", linewidth=0.5)  # fmt: skip
+            reached += lengths
+    rows(ax, list(parts))
     for row, each in enumerate(parts.values()):
-        ax.annotate(size_text(each.total), (reached[row], row), (4, 0), va="center", size=9,
-                    textcoords="offset points")  # fmt: skip
+        note(ax, size_text(each.total), (reached[row], row), (4, 0), va="center", size=9)
     ax.set_xlim(0, 1.18 * max(reached, default=0) or 1)
     return label(ax, "What a training step holds", "memory, MB", legend=len(parts) > 0)
 

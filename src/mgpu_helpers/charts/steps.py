@@ -138,17 +138,19 @@ def blame(
 
 
 def pipeline(trace: Trace, ax: Any = None) -> Any:
-    """Draw a step of `pipeline.gradients`: each task in a frame, forward dark and backward pale.
+    """Draw a step of a model in stages: each task in a frame, forward dark and backward pale.
 
     Above a task is its name, where there is room. Beside each device is the share of the step in
     which it was idle.
 
-    >>> from mgpu_helpers.pipeline import Stage, gradients
-    >>> from mgpu_helpers.trace import function_step
-    >>> double = Stage("/CPU:1", lambda weights, x: weights["w"] * x, {"w": tf.Variable(2.0)})
-    >>> mean = lambda y, out: tf.reduce_mean(out - y)
-    >>> result, step = function_step(lambda x: gradients([double], mean, x, x), tf.ones([4]))
-    >>> ax = pipeline(step)
+    >>> import keras
+    >>> from mgpu_helpers import fit, trace
+    >>> layers = [keras.layers.Dense(4), keras.layers.Dense(1)]
+    >>> model = keras.Sequential([keras.Input([3]), *layers])
+    >>> model.compile("sgd", "mse")
+    >>> fit.use(model, plan, stages=2, pieces=2) is model
+    True
+    >>> ax = pipeline(trace.fit_step(model, (np.ones([4, 3]), np.ones([4, 1]))))
     """
     from mgpu_helpers.pipeline.tasks import task_of
     from mgpu_helpers.trace.step import traced

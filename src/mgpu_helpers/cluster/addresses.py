@@ -9,7 +9,7 @@ import os
 import random
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from mgpu_helpers._formatting import counted
@@ -103,14 +103,14 @@ def expanded(nodes: str) -> list[str]:
     >>> expanded("a[1-2,05]b,c")
     ['a1b', 'a2b', 'a05b', 'c']
     """
-    names = []
+    names: list[str] = []
     for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
-        before, *inside = re.split(r"[\[\]]", name, maxsplit=2)
-        if not inside:
-            names.append(name)
-            continue
-        for part in inside[0].split(","):
-            low, _, high = part.partition("-")
-            for number in range(int(low), int(high or low) + 1):
-                names += expanded(f"{before}{number:0{len(low)}d}{inside[1]}")
+        parts = re.split(r"[\[\]]", name)  # every second one was in brackets
+        parts_of = (_numbers(part) if i % 2 else [part] for i, part in enumerate(parts))
+        names += map("".join, itertools.product(*parts_of))
     return names
+
+
+def _numbers(ranges: str) -> Iterator[str]:
+    for low, _, high in (each.partition("-") for each in ranges.split(",")):
+        yield from (f"{n:0{len(low)}d}" for n in range(int(low), int(high or low) + 1))

@@ -21,9 +21,7 @@ from mgpu_helpers._processes.pool import environment
 from mgpu_helpers._processes.process import Running, stat
 from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.cluster import addresses, guard, worker
-from mgpu_helpers.cluster.report import Attempt
-from mgpu_helpers.cluster.stacks import doing
-from mgpu_helpers.cluster.verdict import (
+from mgpu_helpers.cluster.judging import (
     SAVED,
     Worker,
     last,
@@ -32,6 +30,8 @@ from mgpu_helpers.cluster.verdict import (
     verdict,
     without_noise,
 )
+from mgpu_helpers.cluster.report import Attempt
+from mgpu_helpers.cluster.stacks import doing
 from mgpu_helpers.cluster.watch import Watch
 
 TAIL, WIDTH = 15, 1000  # lines of a log in the report, and characters of each

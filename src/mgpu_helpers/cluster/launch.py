@@ -16,7 +16,7 @@ from mgpu_helpers._processes.process import seconds
 from mgpu_helpers._processes.terminal import Progress
 from mgpu_helpers.cluster import addresses, asked
 from mgpu_helpers.cluster.attempt import Run, Workers
-from mgpu_helpers.cluster.probe import network
+from mgpu_helpers.cluster.probing import network
 from mgpu_helpers.cluster.report import Report
 from mgpu_helpers.cluster.tf_config import text_problems
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from mgpu_helpers._processes.process import stat
-from mgpu_helpers.cluster.verdict import INSIDE
+from mgpu_helpers.cluster.judging import INSIDE
 from mgpu_helpers.cluster.watch import Watch
 from mgpu_helpers.cluster.worker import ASKS
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers.cluster.addresses import parsed
-from mgpu_helpers.cluster.probe import network
+from mgpu_helpers.cluster.probing import network
 
 TYPES = ("chief", "worker", "ps", "evaluator")
 Config = Mapping[str, Any] | str | None

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mgpu_helpers.cluster.verdict import LOGGED
+from mgpu_helpers.cluster.judging import LOGGED
 
 MOST = 2**20  # bytes of a log at a time, so that a worker that prints without end can be ended
 # Bytes a second from which on a worker reads or saves: one that waits for the others writes less

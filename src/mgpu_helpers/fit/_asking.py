@@ -84,13 +84,13 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
                 f"{each.what} is neither a mean over a batch's examples nor a sum over them, so "
                 "that of all replicas is not made of what each computes of its part. Say in the "
                 'step what it is, fit.loss(value, "mean"), fit.loss(value, "sum") or '
-                "fit.loss(value, count) for a mean of so many, or use fit.parallel, under which "
-                "a loss is computed once, of the whole batch."
+                "fit.loss(value, count) for a mean of so many, or take fit.use(model, plan), by "
+                "which a loss is computed once, of the whole batch."
             )
         if model.run_eagerly and not each.alone:
             raise Refused(
                 f"{each.what} holds a loss of Keras, which cannot be seen without a graph: compile "
-                "without run_eagerly=True, or take fit.parallel."
+                "without run_eagerly=True, or take fit.use(model, plan)."
             )
         answers.append(Kind(MEAN if MEAN in kinds else SUM, times[0]))
     return answers
@@ -246,8 +246,8 @@ def _asked(traced: _Traced) -> list[Asked]:
         if not np.allclose(a + b, both, tolerance, tolerance):
             raise Refused(
                 f"the metric {name} keeps more than sums over examples, so that what the replicas "
-                "keep cannot be added up to what one device keeps: use fit.parallel, under which "
-                "metrics see whole batches, or leave it out."
+                "keep cannot be added up to what one device keeps: take fit.use(model, plan), by "
+                "which metrics see whole batches, or leave it out."
             )
     answers = []
     for i, (_, value, what, alone) in enumerate(step.asked):

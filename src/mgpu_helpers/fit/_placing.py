@@ -48,20 +48,28 @@ def beside_inputs() -> Iterator[None]:
                 _private.place(op, *users)
 
 
-def placed_step(model: Any) -> Callable[[Any], Any]:
+def placed_step(model: Any, train_step: Any, cut: Any = None) -> Callable[[Any], Any]:
     """Make of a model's train_step one that computes and updates where layers and weights are."""
-    train_step = model.train_step
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
-        with contextlib.ExitStack() as block:
-            block.enter_context(beside_inputs())  # losses, and what is done to a gradient
-            build_optimizers(model)
-            for optimizer in optimizers_of(model):
-                block.enter_context(_private.without_all_reduce(optimizer))
+        if cut is not None:
+            cut.check_optimizer()
+        with placing(model):
             return train_step(data)
 
     return step
+
+
+@contextlib.contextmanager
+def placing(model: Any) -> Iterator[None]:
+    """Let what a step does in the block to losses and weights be done where they lie."""
+    with contextlib.ExitStack() as block:
+        block.enter_context(beside_inputs())
+        build_optimizers(model)
+        for optimizer in optimizers_of(model):
+            block.enter_context(_private.without_all_reduce(optimizer))
+        yield
 
 
 def build_optimizers(model: Any) -> None:

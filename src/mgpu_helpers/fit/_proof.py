@@ -11,6 +11,7 @@ import numpy as np
 from mgpu_helpers import _private
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._steps import Done, in_reverse, numbers_of, steps, undisturbed
+from mgpu_helpers.fit.laying import alone, laid_out, layout, use
 from mgpu_helpers.fit.shares import part_of, size_of
 
 # How far numbers may be apart that are the same, as a share of their norm: so many times what
@@ -29,6 +30,8 @@ def differences(model: Any, batch: Any) -> list[str]:
 
 
 def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
+    if layout(model).layers:
+        return _of_whole_and_cut(model, batch)
     with undisturbed(model, batch) as (variables, back):
         n, rows = strategy.num_replicas_in_sync, int(size_of(batch))
         device = strategy.extended.worker_devices[0] if n > 1 else "/GPU:0"
@@ -41,6 +44,37 @@ def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
         (everywhere,) = steps(model, variables, None, back, (batch,))
         before = {each.name: numbers_of(each.copies[0]) for each in variables}
     return list(_sentences(model, n, (one, turned, everywhere), before))
+
+
+def _of_whole_and_cut(model: Any, batch: Any) -> list[str]:
+    """Compare a model whose layers are cut with itself whole: the parts of its weights joined."""
+    cut = layout(model)
+    alone(model)
+    try:
+        with undisturbed(model, batch) as (variables, back):
+            one, turned = steps(model, variables, "/GPU:0", back, (batch, in_reverse(batch)))
+            before = {each.name: numbers_of(each.copies[0]) for each in variables}
+    finally:
+        cuts = laid_out(use(model, cut)).cut.cuts  # type: ignore[union-attr]
+    with undisturbed(model, batch) as (variables, back):
+        (parts,) = steps(model, variables, None, back, (batch,))
+        names = {id(each.holder): each.name for each in variables}
+
+    def joined(found: dict[str, Any]) -> dict[str, Any]:
+        whole = {
+            weight.path: np.concatenate([found[names[id(part)]] for part in own], axis)
+            for weight, axis, own in cuts if all(names[id(part)] in found for part in own)
+        }  # fmt: skip
+        return found | whole
+
+    def common(done: Done) -> Done:  # of slots those of whole weights
+        return done._replace(state={k: v for k, v in done.state.items() if k in state})
+
+    everywhere = parts._replace(gradients=joined(parts.gradients), state=joined(parts.state))
+    state = {name for name, x in one.state.items() if name in everywhere.state
+             and everywhere.state[name].shape == x.shape}  # fmt: skip
+    done = common(one), common(turned), common(everywhere)
+    return list(_sentences(model, 1, done, before))
 
 
 def _out_of_memory() -> Any:

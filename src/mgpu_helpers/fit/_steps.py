@@ -15,10 +15,10 @@ import numpy as np
 
 from mgpu_helpers import _private
 from mgpu_helpers._models import instead
-from mgpu_helpers._train import HOST, update_at_owners, updated_at_owners
+from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._moving import within
+from mgpu_helpers.fit.laying import laid_out
 from mgpu_helpers.fit.mends import equal_seeds
-from mgpu_helpers.fit.parallel import OURS
 from mgpu_helpers.fit.shares import Whole
 from mgpu_helpers.fit.trainer import built_for, in_force
 
@@ -86,21 +86,16 @@ def _on_one(model: Any, variables: Sequence[Variable], device: str) -> Iterator[
     """Let a model be one of plain Keras in the block, whose variables are those of one device."""
     import tensorflow as tf
 
-    ours = {name: vars(model).pop(name) for name in OURS & vars(model).keys()}
-    at_owners = updated_at_owners(model.weights)
-    update_at_owners(model.weights, False)
-    try:
-        with contextlib.ExitStack() as stack:
-            for each in variables:
-                stack.enter_context(_private.held(each.holder, each.attribute, each.copies[0]))
-            stack.enter_context(_private.without_strategy(model))
-            for each in _parts(model)[0]:
-                stack.enter_context(_private.of_strategy(each, tf.distribute.get_strategy()))
-            stack.enter_context(tf.device(device))
-            yield
-    finally:
-        vars(model).update(ours)
-        update_at_owners(model.weights, at_owners)
+    with contextlib.ExitStack() as stack:
+        if (laid := laid_out(model)) is not None:
+            stack.enter_context(laid.aside())
+        for each in variables:
+            stack.enter_context(_private.held(each.holder, each.attribute, each.copies[0]))
+        stack.enter_context(_private.without_strategy(model))
+        for each in _parts(model)[0]:
+            stack.enter_context(_private.of_strategy(each, tf.distribute.get_strategy()))
+        stack.enter_context(tf.device(device))
+        yield
 
 
 @contextlib.contextmanager
@@ -180,8 +175,11 @@ def _parts(model: Any) -> tuple[list[Any], list[Variable]]:
     of_metrics = [each for metric in metrics for each in metric.variables]
     variables += of_metrics
     shown = {id(each) for each in of_metrics}
+    laid = laid_out(model)
+    empty = {id(whole) for whole, *_ in laid.cut.cuts} if laid and laid.cut else set()
     for each in variables:
-        found[id(each)] = (each, _private.VALUE)
+        if id(each) not in empty:  # its parts are there
+            found[id(each)] = (each, _private.VALUE)
     strategy, names, made = model.distribute_strategy, set(), []
     for i, (holder, attribute) in enumerate(found.values()):
         value = holder.value if isinstance(holder, keras.Variable) else vars(holder)[attribute]

@@ -9,7 +9,7 @@ import numpy as np
 
 from mgpu_helpers import _private
 from mgpu_helpers.fit._workers import compare, meet
-from mgpu_helpers.fit.stops import launcher, seeds_of, stops
+from mgpu_helpers.fit.stopping import launcher, seeds_of, stops
 
 
 def of_worker(callbacks: Any, strategy: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.fit._kinds import asking, common, now
+from mgpu_helpers.fit._rows import APART
 from mgpu_helpers.fit.shares import (
     as_share,
     is_share,
@@ -32,7 +33,6 @@ from mgpu_helpers.fit.shares import (
     unscaled,
 )  # fmt: skip
 from mgpu_helpers.towers.averages import same_rows
-from mgpu_helpers.towers.sync import APART
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 # Whether the metric of an output's loss is updated, and whether replicas add something up.
@@ -57,12 +57,12 @@ def noting(what: contextvars.ContextVar[bool]) -> Callable[..., Any]:
     return mend
 
 
-def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def scale(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a loss count by the replica's share of the examples."""
 
     def scale(value: Any) -> Any:
         if not strategy_here():
-            return keras_has(value)
+            return original(value)
         if (step := now()) is not None and step.pieces and not _of_outputs.get():
             return value
         return as_share(scaled(value))
@@ -70,44 +70,44 @@ def scale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return scale
 
 
-def whole(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def whole(original: Callable[..., Any]) -> Callable[..., Any]:
     """Remember that the sum of a model's losses is a share, as each of them is."""
 
     def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
-        value = keras_has(self, *args, **named)
+        value = original(self, *args, **named)
         return as_share(value) if strategy_here() else value
 
     return compute_loss
 
 
-def own(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def own(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a compute_loss of one's own give a replica's share."""
 
     def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
-        value = keras_has(self, *args, **named)
+        value = original(self, *args, **named)
         return share_of(value, f"the compute_loss of {self.name}") if strategy_here() else value
 
     return compute_loss
 
 
-def additional(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def additional(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let what a layer adds by `add_loss` count as on one device; a regularizer counts once."""
     import keras
 
     def aggregate(self: Any, loss: Any) -> Any:
         if not strategy_here():
-            return keras_has(self, loss)
+            return original(self, loss)
         if is_share(loss):
             return loss
         if not hasattr(loss, "of_replica"):  # of a regularizer
-            return keras_has(self, loss)
+            return original(self, loss)
         loss = loss if loss.dtype.is_floating else keras.ops.cast(loss, keras.config.floatx())
         return share_of(keras.ops.sum(loss), f"a loss that a layer of {self.name} adds")
 
     return aggregate
 
 
-def added(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def added(original: Callable[..., Any]) -> Callable[..., Any]:
     """Remember of which replica a loss of a layer is: all replicas call the same layer."""
     import tensorflow as tf
 
@@ -115,16 +115,16 @@ def added(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         if strategy_here():
             for each in tf.nest.flatten(loss):
                 each.of_replica = _replica()
-        keras_has(self, loss)
+        original(self, loss)
 
     return add_loss
 
 
-def owned(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def owned(original: Callable[..., Any]) -> Callable[..., Any]:
     """Give the losses that a layer has in this replica."""
 
     def own_losses(self: Any) -> Any:
-        losses = keras_has(self)
+        losses = original(self)
         if not strategy_here():
             return losses
         return [each for each in losses if getattr(each, "of_replica", _replica()) == _replica()]
@@ -138,7 +138,7 @@ def _replica() -> Any:
     return tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
 
 
-def gradient(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
+def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let the gradient of a loss that a train_step of one's own made be a replica's share of it."""
     import tensorflow as tf
 
@@ -148,15 +148,15 @@ def gradient(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
         step = now()
         scalar = tf.is_tensor(target) and target.shape.rank == 0 and not is_share(target)
         if step is None or not step.own or not scalar or output_gradients is not None:
-            return tensorflow_has(self, target, sources, output_gradients, *args, **named)
+            return original(self, target, sources, output_gradients, *args, **named)
         terms = terms_of(target, "a loss whose gradient its step takes")
         targets, slopes = zip(*terms, strict=True)
-        return tensorflow_has(self, [*targets], sources, [*slopes], *args, **named)
+        return original(self, [*targets], sources, [*slopes], *args, **named)
 
     return gradient
 
 
-def search(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
+def search(original: Callable[..., Any]) -> Callable[..., Any]:
     """Do not search for variables in what replicas add up, where there are none.
 
     TensorFlow goes back from the sum through all that the other replicas have computed, for each
@@ -164,12 +164,12 @@ def search(tensorflow_has: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def search(*args: Any, **named: Any) -> Any:
-        return [] if _adding_up.get() else tensorflow_has(*args, **named)
+        return [] if _adding_up.get() else original(*args, **named)
 
     return search
 
 
-def mean(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def mean(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a metric that is updated with a number of the batch show that of all examples."""
     import tensorflow as tf
 
@@ -180,23 +180,23 @@ def mean(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             values = unscaled(share_of(values, f"what the metric {self.name} is updated with"))
             if sample_weight is None:  # the replicas are one batch
                 sample_weight = scaled(tf.ones([], values.dtype))
-        return keras_has(self, values, sample_weight)
+        return original(self, values, sample_weight)
 
     return update_state
 
 
-def number(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def number(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a variable of several replicas be a number, as `.numpy()` has it."""
 
     def number(self: Any) -> Any:
         strategy = getattr(self.value, "distribute_strategy", None)
         of_fit = getattr(strategy, "of_fit", False) and self.ndim == 0
-        return self.numpy().item() if of_fit else keras_has(self)
+        return self.numpy().item() if of_fit else original(self)
 
     return number
 
 
-def unscale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def unscale(original: Callable[..., Any]) -> Callable[..., Any]:
     """Give the metric of a loss what it shows of all replicas.
 
     The metric of an output counts a batch by its examples only where its shape says how many.
@@ -204,13 +204,13 @@ def unscale(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 
     def unscale(value: Any) -> Any:
         if not strategy_here():
-            return keras_has(value)
+            return original(value)
         return unscaled(value, by_share=sized() or not _of_outputs.get())
 
     return unscale
 
 
-def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def reduce(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a masked loss be divided by what the masks of all replicas leave."""
     import tensorflow as tf
 
@@ -218,7 +218,7 @@ def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         values: Any, sample_weight: Any = None, mask: Any = None,
         reduction: str | None = "sum_over_batch_size", dtype: Any = None,
     ) -> Any:  # fmt: skip
-        value = keras_has(values, sample_weight, mask, reduction, dtype)
+        value = original(values, sample_weight, mask, reduction, dtype)
         if reduction not in MEANS or not strategy_here() or asking():
             return value
         if values.shape.rank == 0:  # a function of one's own has taken the mean already
@@ -236,18 +236,18 @@ def reduce(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return reduce
 
 
-def built(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def built(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a BatchNormalization remember what the strategy in whose scope it is built was asked."""
     import tensorflow as tf
 
     def build(self: Any, input_shape: Any) -> None:
-        keras_has(self, input_shape)
+        original(self, input_shape)
         self.of_all_replicas = getattr(tf.distribute.get_strategy(), "synchronized", None)
 
     return build
 
 
-def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def moments(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a BatchNormalization normalize by the statistics of all replicas, masked or not."""
     import tensorflow as tf
 
@@ -255,9 +255,9 @@ def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_here()
         asked = getattr(self, "of_all_replicas", None)
         if strategy is None or not (strategy.synchronized if asked is None else asked):
-            return keras_has(self, inputs, mask)
+            return original(self, inputs, mask)
         if asking():
-            return tuple(common(keras_has(self, inputs, mask)))
+            return tuple(common(original(self, inputs, mask)))
         replica = tf.distribute.get_replica_context()
         return _private.moments_of_sums(
             self, inputs, mask, lambda sums: replica.all_reduce("SUM", sums)
@@ -266,12 +266,12 @@ def moments(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return moments
 
 
-def seeds(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def seeds(original: Callable[..., Any]) -> Callable[..., Any]:
     """Give each replica seeds of its own, the same ones in every run."""
     import tensorflow as tf
 
     def draw(self: Any, *args: Any, **named: Any) -> Any:
-        seed = keras_has(self, *args, **named)
+        seed = original(self, *args, **named)
         if not strategy_here() or _equal_seeds:
             return seed
         number = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -291,7 +291,7 @@ def equal_seeds() -> Iterator[None]:
         _equal_seeds = False
 
 
-def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def apply(original: Callable[..., Any]) -> Callable[..., Any]:
     """Add the replicas' gradients up before an optimizer looks at them.
 
     One that scales the loss hands on to another what it has added up.
@@ -305,15 +305,15 @@ def apply(keras_has: Callable[..., Any]) -> Callable[..., Any]:
             return None
         grads, context = list(grads), tf.distribute.get_replica_context()
         strategy = strategy_here()
-        if strategy and not getattr(self, "given_sums", False):
+        if strategy and not getattr(self, "gradients_are_sums", False):
             there = [each for each in grads if each is not None]
             if there:
                 own = [_rows(each) for each in there]
                 of_all = iter(context.all_reduce("SUM", own, strategy.packs))
                 grads = [None if each is None else _as(each, next(of_all)) for each in grads]
         if (inner := getattr(self, "inner_optimizer", None)) is not None:
-            inner.given_sums = strategy is not None
-        return keras_has(self, grads, trainable_variables)
+            inner.gradients_are_sums = strategy is not None
+        return original(self, grads, trainable_variables)
 
     return apply
 
@@ -331,9 +331,9 @@ def _as(gradient: Any, of_all: Any) -> Any:
     return tf.IndexedSlices(of_all, gradient.indices, gradient.dense_shape)
 
 
-def sum_gradients(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def sum_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
     """Leave alone what is a sum already."""
-    return lambda self, pairs: list(pairs) if strategy_here() else keras_has(self, pairs)
+    return lambda self, pairs: list(pairs) if strategy_here() else original(self, pairs)
 
 
 MENDS = {

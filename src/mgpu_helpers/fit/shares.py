@@ -233,13 +233,14 @@ def loss(value: Any, of: Any = "mean") -> Any:
 
     if isinstance(of, str) and of not in ("mean", "sum"):
         raise ValueError(f'a loss is a "mean", a "sum", or a mean of a number, not {of!r}.')
-    if (share := PIECE.get()) is not None and of == "sum":
+    if (share := PIECE.get()) is not None and isinstance(of, str) and of == "sum":
         return value / like(share, value)  # all pieces are averaged by their shares
-    if share is not None and not isinstance(of, str):
+    in_pieces = share is not None or (step := now()) is not None and step.pieces
+    if in_pieces and not isinstance(of, str):
         raise ValueError(
             "a loss is a mean of a number that each piece of a batch counts for itself, and what "
             "pieces give is averaged by their examples: use fit.loss with a mean or a sum, or no "
-            "fit.accumulate."
+            "pieces."
         )
     if not strategy_here():
         return value

@@ -15,7 +15,7 @@ from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit._asking import ask as kinds_of
 from mgpu_helpers.fit._kinds import Step, is_own
-from mgpu_helpers.fit.batches import joined
+from mgpu_helpers.fit.data import joined
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import in_force, mend_entries
 

@@ -20,10 +20,10 @@ from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_leng
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole
-from mgpu_helpers.fit.stops import as_before
+from mgpu_helpers.fit.stopping import as_before
 
 
-def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def build(original: Callable[..., Any]) -> Callable[..., Any]:
     """Build a model from the shapes of its data.
 
     Keras takes a batch away for that, and adds up the parts of all replicas, which fails where they
@@ -34,7 +34,7 @@ def build(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self.distribute_strategy
         if not getattr(strategy, "of_fit", False):
-            return keras_has(self, iterator, data_batch)
+            return original(self, iterator, data_batch)
         if iterator is not None:
             shared = _private.dataset_of(iterator)
             if strategy.workers > 1:
@@ -73,7 +73,7 @@ def _is_unbuilt(model: Any) -> bool:
     return not all(part.built for part in [*_private.layers_of(model), *optimizers_of(model)])
 
 
-def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def fit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a fit go on with the data where it was, and only the chief of several workers write."""
     import keras
     import tensorflow as tf
@@ -87,7 +87,7 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         del given["self"]
         check_model(self, strategy)
         if not getattr(strategy, "of_fit", False):
-            return keras_has(self, **given)
+            return original(self, **given)
         given = {name: batches_of(value) for name, value in given.items()}
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
@@ -105,22 +105,22 @@ def fit(keras_has: Callable[..., Any]) -> Callable[..., Any]:
         strategy.passes_before = passes_before
         try:
             with in_force(), as_before():
-                return keras_has(self, **given)
+                return original(self, **given)
         finally:
             strategy.passes_before, strategy.steps_before = None, 0
 
     return fit
 
 
-def compiles(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def compiles(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let XLA compile the step of a strategy of one device where it does without the strategy."""
 
     def resolve(self: Any) -> Any:
         strategy = self.distribute_strategy
         if not getattr(strategy, "of_fit", False) or strategy.num_replicas_in_sync > 1:
-            return keras_has(self)
+            return original(self)
         with _private.without_strategy(self):
-            return keras_has(self)
+            return original(self)
 
     return resolve
 
@@ -128,11 +128,11 @@ def compiles(keras_has: Callable[..., Any]) -> Callable[..., Any]:
 def makes(attribute: str, step: str) -> Callable[..., Any]:
     """Make a mend of what makes a function of steps."""
 
-    def mend(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+    def mend(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(self: Any, force: bool = False) -> Any:
             strategy = self.distribute_strategy
             if not getattr(strategy, "of_fit", False):
-                return keras_has(self, force)
+                return original(self, force)
             several = strategy.num_replicas_in_sync > 1
             if several and self.jit_compile:
                 warnings.warn(
@@ -141,7 +141,7 @@ def makes(attribute: str, step: str) -> Callable[..., Any]:
                     stacklevel=4,
                 )
                 self.jit_compile = False
-            made = keras_has(self, force)
+            made = original(self, force)
             function = getattr(self, attribute)
             if not hasattr(function, "of_keras"):
                 function = (_asking_first if several else _there)(self, step, function)
@@ -226,11 +226,11 @@ def whole(data: Any) -> Whole:
     return data if isinstance(data, Whole) else Whole(data)
 
 
-def predicts(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def predicts(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let each replica predict its part of what predict_on_batch is given."""
 
     def make(self: Any, force: bool = False) -> Any:
-        made, strategy = keras_has(self, force), self.distribute_strategy
+        made, strategy = original(self, force), self.distribute_strategy
         function = self.predict_function
         if getattr(strategy, "of_fit", False) and not hasattr(function, "of_keras"):
 
@@ -244,7 +244,7 @@ def predicts(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def unsaved(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def unsaved(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let Keras make no variable when it saves: on several workers all would have to make it.
 
     It makes an optimizer to see what each has that needs no file; here in another thread, where no
@@ -254,7 +254,7 @@ def unsaved(keras_has: Callable[..., Any]) -> Callable[..., Any]:
     @functools.cache
     def skipped(kind: str) -> Any:
         with ThreadPoolExecutor(1) as outside:
-            return outside.submit(keras_has, kind).result()
+            return outside.submit(original, kind).result()
 
     return skipped
 
@@ -349,7 +349,7 @@ def _check_choices(model: Any, strategy: Any) -> None:
     """Explain what TensorFlow says of a merge_call: a step that only sometimes updates (#20582)."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     for name, instead in (
-        ("gradient_accumulation_steps", "take fit.accumulate(model, {})"),
+        ("gradient_accumulation_steps", "take fit.use(model, pieces={})"),
         ("ema_overwrite_frequency", "take keras.callbacks.SwapEMAWeights"),
     ):
         value = getattr(optimizer, name, None)
@@ -373,23 +373,23 @@ def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
             )
 
 
-def entered(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def entered(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let the mends be in force while a model of ours does something."""
 
     def does(self: Any, *args: Any, **named: Any) -> Any:
         ours = getattr(self.distribute_strategy, "of_fit", False)
         if not ours:
-            return keras_has(self, *args, **named)
+            return original(self, *args, **named)
         named = {name: batches_of(value) for name, value in named.items()}
         with in_force():
-            return keras_has(self, *map(batches_of, args), **named)
+            return original(self, *map(batches_of, args), **named)
 
     return does
 
 
-def predicted(keras_has: Callable[..., Any]) -> Callable[..., Any]:
+def predicted(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let several workers compare what they have for a predict, and ask so at each step."""
-    does = entered(keras_has)
+    does = entered(original)
 
     def predict(self: Any, *args: Any, **named: Any) -> Any:
         strategy = self.distribute_strategy

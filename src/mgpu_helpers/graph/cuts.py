@@ -7,17 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mgpu_helpers._models import crossing, first_calls
+from mgpu_helpers._layers import LayerGraph
 
 
-def narrow(graph: Any, calls: Sequence[Any]) -> dict[int, int]:
+def narrow(graph: LayerGraph) -> dict[int, int]:
     """Number the calls in front of which one tensor crosses, and give its bytes for an example.
 
     The model's inputs and outputs do not count: they are held anyway. The first call is one.
     """
-    fixed = {id(t) for t in (*graph.inputs, *graph.outputs)}
-    crosses = [[t for t in each if id(t) not in fixed] for each in crossing(graph, calls)]
-    at = (i for i in sorted(first_calls(calls).values()) if i and len(crosses[i]) == 1)
+    fixed = {*graph.inputs, *graph.outputs}
+    crosses = [[value for value in each if value not in fixed] for each in graph.crossing()]
+    at = (i for i in sorted({*graph.first().values()})
+          if i and len(crosses[i]) == 1 and not graph.calls[i - 1].enters)  # fmt: skip
     return {0: 0} | {i: bytes_of(crosses[i]) for i in at}
 
 
@@ -26,7 +27,7 @@ def even(calls: Sequence[Any], at: Mapping[int, int], parts: int) -> list[int]:
 
     The largest part makes as few bytes as can be in the forward pass.
     """
-    sizes = [bytes_of(call.outputs) for call in calls]
+    sizes = [bytes_of(call.gives) for call in calls]
     blocks = [sum(sizes[a:b]) for a, b in itertools.pairwise([*at, len(calls)])]
     return [[*at][i] for i in balanced(blocks, [*at.values()], parts)]
 

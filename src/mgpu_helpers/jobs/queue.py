@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mgpu_helpers import nvml
@@ -68,7 +69,8 @@ class Queue(Crew):
                 running.end("timed out")
         due = time.monotonic() >= self.next_try and not self.broken
         if due and self.shares and (self.waiting or self.elsewhere):
-            self.look_around()
+            with self.locked():
+                self.share()
         while self.waiting and time.monotonic() >= self.next_try and not self.broken:
             places = self.claim()
             if places and not self.begin(places):
@@ -93,23 +95,20 @@ class Queue(Crew):
 
     def begin(self, places: list[Place]) -> bool:
         """Start the next job on these places, if one is left; say whether it has them now."""
-        try:
-            with self.rows.locked():
-                if self.shares:
-                    self.share()
-                if not self.waiting:
-                    return False
-                i = self.waiting.pop(0)
-                try:
-                    self.start(i, self.jobs[i], places, environment(places) | {
-                        "MGPU_JOB_DEVICE": named(places)})  # fmt: skip
-                except CannotWrite:
-                    self.waiting.insert(0, i)
-                    raise
-        except CannotWrite as error:
-            self.halt(error)
-            return False
-        return True
+        with self.locked():
+            if self.shares:
+                self.share()
+            if not self.waiting:
+                return False
+            i = self.waiting.pop(0)
+            try:
+                self.start(i, self.jobs[i], places, environment(places) | {
+                    "MGPU_JOB_DEVICE": named(places)})  # fmt: skip
+            except CannotWrite:
+                self.waiting.insert(0, i)
+                raise
+            return True
+        return False
 
     def launch(self, job: Job, places: Sequence[Place], environment: dict[str, str]) -> Kept:
         return Kept(job, places, environment, self.inherited, self.rows)
@@ -120,19 +119,17 @@ class Queue(Crew):
         self.runs[number] = running.run
         self.taken.add(running.run)
 
-    def halt(self, error: CannotWrite) -> None:
-        """Start nothing more; what runs goes on to its end."""
-        if not self.broken:
-            self.broken = str(error)
-            if self.running:
-                self.progress.must(f"{'stopping':10} when what runs has ended: {error}")
-
-    def look_around(self) -> None:
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the rows; where that fails nothing more starts, and what runs goes on to its end."""
         try:
             with self.rows.locked():
-                self.share()
+                yield
         except CannotWrite as error:
-            self.halt(error)
+            if not self.broken:
+                self.broken = str(error)
+                if self.running:
+                    self.progress.must(f"{'stopping':10} when what runs has ended: {error}")
 
     def share(self) -> None:
         """Take what others do or have done of what is next here, with the rows locked."""
@@ -202,14 +199,11 @@ class Queue(Crew):
         else:
             self.jobs[number], row = job, job.row()
             self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
-        try:
-            with self.rows.locked():
-                if run is None:  # it could not be started
-                    self.rows.add(row)
-                else:
-                    self.rows.end(run, row)
-        except CannotWrite as error:
-            self.halt(error)
+        with self.locked():
+            if run is None:  # it could not be started
+                self.rows.add(row)
+            else:
+                self.rows.end(run, row)
 
     def claim(self) -> list[Place] | None:
         """Lock the first places that nobody uses, all that a job needs; None where there are none.

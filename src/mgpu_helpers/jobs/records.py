@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mgpu_helpers._files import replacing
 from mgpu_helpers._processes.job import Job
 
 SHOWN, WIDEST = 6, 24  # results that a printed report shows, and their most characters
@@ -19,7 +16,16 @@ class Report:
     """What became of the jobs, in the order given; `report["name"]` is one of them.
 
     Printed it is a table, with a column for each number or short text that the jobs printed as
-    their results.
+    their results. `job.row()` gives a job as a line of `jobs.jsonl` has it: the name, status,
+    returncode, seconds, kind and devices of the job, its start in seconds since the run began and
+    as a date (started_at, UTC), log, command and working directory (folder), and result_loss for a
+    "loss" in the JSON that it printed. With pandas, `DataFrame([job.row() for job in report])`.
+
+    >>> import sys
+    >>> program = "import json; print(json.dumps({'loss': 0.25}))"
+    >>> (row,) = [job.row() for job in run([[sys.executable, "-c", program]], progress=False)]
+    >>> row["status"], row["result_loss"]
+    ('done', 0.25)
     """
 
     jobs: tuple[Job, ...]
@@ -34,27 +40,6 @@ class Report:
     def begun(self) -> bool:
         """Say whether a job was started in this run."""
         return any(job.start is not None for job in self.jobs)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the jobs to a file, a line of JSON each.
-
-        With pandas installed (`pip install "mgpu-helpers[tables]"`) `pandas.read_json(path,
-        lines=True)` reads it.
-
-        The columns are the name, status, returncode, seconds, kind and devices of the job, its
-        start in seconds since the run began and as a date (started_at, UTC), log, command and
-        working directory (folder), and result_loss for a "loss" in the JSON that it printed.
-
-        >>> import json, sys
-        >>> program = "import json; print(json.dumps({'loss': 0.25}))"
-        >>> report = run([[sys.executable, "-c", program]], progress=False)
-        >>> report.save("sweep.json")
-        >>> row = json.loads(open("sweep.json").readline())
-        >>> row["status"], row["result_loss"]
-        ('done', 0.25)
-        """
-        with replacing(path) as file:
-            file.writelines(json.dumps(job.row()).encode() + b"\n" for job in self.jobs)
 
     def __len__(self) -> int:
         return len(self.jobs)

@@ -57,7 +57,7 @@ def run(
 
     As each job starts, a line of JSON about it is added to `jobs.jsonl` in the folder of the logs,
     with the status "running", who runs it and where, and as it ends another with the same `run`;
-    `Report.save` names the columns. A RuntimeError says that they cannot be written, as on a full
+    `Report` names the columns. A RuntimeError says that they cannot be written, as on a full
     disk: then nothing more starts, and nothing of what has ended is lost. A job adds columns of its
     own by printing a JSON object on a line of its output, `print(json.dumps({"loss": loss}))`; the
     last such line counts, in the last 4 MB. With

@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import shlex
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,22 +14,6 @@ import mgpu_helpers
 from mgpu_helpers._files import replacing
 from mgpu_helpers._formatting import counted
 
-# The notebooks, and what they start, read or link to, in folders beside each other as in the
-# repository, so that no link changes. pyproject.toml puts the same into the wheel.
-WANTED = (
-    "notebooks/*.ipynb",
-    "notebooks/pictures/*.svg",
-    "notebooks/scripts/*.*",
-    "results/*.json",
-    "docs/sources.md",
-    "docs/errors.md",
-    "docs/fit.md",
-    "docs/benchmarks.md",
-    "docs/train_step.md",
-    "docs/parameter_servers.md",
-    "docs/slurm.md",
-    "docs/first_ten_minutes_on_a_gpu.md",
-)
 DESCRIPTION = """\
 Copy the notebooks of this version, their scripts, and the pages that they link to, into a folder.
 A file of the folder is never overwritten. The exit status is 0 when the lessons are there, 2 when
@@ -45,8 +30,8 @@ def copy(folder: str | os.PathLike[str]) -> list[Path]:
     >>> copy("mgpu")[0].name
     '00_meet_your_machine.ipynb'
     """
-    folder, home = Path(folder), _home()
-    found = [file for wanted in WANTED for file in sorted(home.glob(wanted)) if file.is_file()]
+    folder, (home, wanted) = Path(folder), _series()
+    found = [file for each in wanted for file in sorted(home.glob(each)) if file.is_file()]
     here = {file: folder / file.relative_to(home) for file in found}
     differ = [to for file, to in here.items() if to.exists() and not _same(file, to)]
     if differ:
@@ -62,12 +47,19 @@ def copy(folder: str | os.PathLike[str]) -> list[Path]:
     return list(here.values())
 
 
-def _home() -> Path:
-    """Find the folder above `notebooks`: in an installed package its own, else the repository."""
+def _series() -> tuple[Path, list[str]]:
+    """Find the folder above `notebooks`, and patterns of what to copy from it, notebooks first.
+
+    Folders stand beside each other as in the repository, so that no link changes. An installed
+    package has what pyproject.toml puts into the wheel; the repository has that file.
+    """
     floor = Path(__file__).parent
-    for home in (floor / "series", floor.parents[2]):
-        if (home / "notebooks").is_dir():
-            return home
+    if (home := floor / "series").is_dir():
+        return home, ["notebooks/*.ipynb", "**/*"]
+    if (project := floor.parents[2] / "pyproject.toml").exists():
+        build = tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+        wanted = build["targets"]["wheel"]["include"]
+        return project.parent, [each[1:] for each in wanted if not each.startswith("/src/")]
     raise FileNotFoundError(
         f"the lessons are not in {floor}: install mgpu-helpers from its wheel, or with "
         "pip install -e in its repository."

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,22 +15,25 @@ import numpy as np
 from mgpu_helpers import timing
 from mgpu_helpers._formatting import counted, size_text
 from mgpu_helpers.charts.base import (
+    ACROSS,
     DARK,
     HOST,
     IDEAL,
     PALETTE,
+    SMALL,
+    UP,
     axes,
     colour,
-    corner,
     label,
+    note,
     pale,
+    panels,
     rows,
-    style,
     write,
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.map import placement_map
-from mgpu_helpers.charts.memory import backward_begins
+from mgpu_helpers.charts.memory import backward_begins, mark_backward
 from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
@@ -37,7 +41,7 @@ from mgpu_helpers.devices.plan import planned
 if TYPE_CHECKING:
     from mgpu_helpers.lessons.lesson_06 import Run
     from mgpu_helpers.memory import MemoryUse, Monitor
-    from mgpu_helpers.memory.predict import Predicted
+    from mgpu_helpers.memory.predicting import Predicted
     from mgpu_helpers.memory.watch import Sample
     from mgpu_helpers.trace.records import Op
     from mgpu_helpers.trace.step import Trace
@@ -53,11 +57,8 @@ def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any
     ax.set_xscale("log", base=2)
     ax.set_xticks(counts, counts)
     ax.set_ylim(bottom=0)
-    ax.set_xlabel("micro-batches")
-    ax.set_ylabel("held at most, MB")
-    ax.set_title("What the first device holds", loc="left")
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return ax
+    return label(ax, "What the first device holds", "micro-batches", "held at most, MB",
+                 legend=True)  # fmt: skip
 
 
 TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/02_who_holds_what.svg
@@ -86,16 +87,14 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
         name = op.split("/")[0]
         if begins is None and size > 0 and name != said:  # a pool makes places, too
             said = name
-            ax.annotate(name, (place, live / 1e6), (0, 4), rotation=90, ha="center",
-                        va="bottom", size=8, textcoords="offset points")  # fmt: skip
+            note(ax, name, (place, live / 1e6), (0, 4), rotation=90, ha="center", va="bottom",
+                 size=8)  # fmt: skip
     ax.step(range(len(reached)), reached, where="mid", color=colour(device))
     top = int(np.argmax(reached))
     ax.plot([top], [reached[top]], "o", color=colour(device))
-    ax.annotate("the peak", (top, reached[top]), (-6, 4), ha="right", textcoords="offset points")
+    note(ax, "the peak", (top, reached[top]), (-6, 4), ha="right")
     if begins is not None:
-        ax.axvline(begins, **IDEAL)
-        ax.annotate("backward pass", (begins, 0.03), (5, 0), size=9, color="#444444",
-                    xycoords=("data", "axes fraction"), textcoords="offset points")  # fmt: skip
+        mark_backward(ax, begins)
     ax.set_xlim(0, max(len(reached) - 1, 1))
     ax.set_ylim(0, 1.2 * max(reached) or 1)
     return label(ax, f"What one step holds on {device}", "large tensors made or freed",
@@ -108,8 +107,8 @@ def kept(ax: Any, bars: Mapping[str, MemoryUse]) -> Any:
         size = (each.weights + each.slots) / 1e6
         ax.annotate("", (0, row + 0.2), (size, row + 0.2), arrowprops={
             "arrowstyle": "<->", "color": "white", "shrinkA": 1, "shrinkB": 1})  # fmt: skip
-        ax.annotate(f"{size:.1f} MB", (size / 2, row), (0, 3), ha="center", va="center", size=9,
-                    color="white", textcoords="offset points")  # fmt: skip
+        note(ax, f"{size:.1f} MB", (size / 2, row), (0, 3), ha="center", va="center", size=9,
+             color="white")  # fmt: skip
     return ax
 
 
@@ -124,15 +123,10 @@ def weights_along(runs: Mapping[str, tuple[Sequence[Any], Trace]], device: str) 
     Across are the moments at which a copy comes or goes, without their times. The dashed line is
     where the loss is computed.
     """
-    import matplotlib.pyplot as plt
-
     from mgpu_helpers.lessons.state import weights_held
 
-    with plt.style.context(style()):
-        figure, panels = plt.subplots(1, len(runs), figsize=(8, 3.6), sharey=True, squeeze=False)
-        layout: Any = figure.get_layout_engine()
-        layout.set(rect=(0, 0.05, 1, 0.95))
-        for ax, (name, (state, step)) in zip(panels.flat, runs.items(), strict=True):
+    with panels(1, len(runs), low=0.05, figsize=(8, 3.6), sharey=True) as (figure, grid):
+        for ax, (name, (state, step)) in zip(grid.flat, runs.items(), strict=True):
             whole = sum(weight.value.dtype.size * weight.value.shape.num_elements()
                         for weight, *_ in state)  # fmt: skip
             times, sizes = zip(*weights_held(state, step, device), strict=True)
@@ -146,14 +140,12 @@ def weights_along(runs: Mapping[str, tuple[Sequence[Any], Trace]], device: str) 
             if lost and len(times) > 1:
                 begins = int(np.searchsorted(times, max(lost)))
                 ax.axvline(begins, **IDEAL)
-                ax.annotate("backward", (begins, 105), (4, 0), size=9, color="#444444",
-                            textcoords="offset points")  # fmt: skip
+                note(ax, "backward", (begins, 105), (4, 0), **SMALL)
             label(ax, name, "copies come and go,\nin their order" if len(held) > 2 else "no copies",
-                  f"weights on {device}, % of all" if ax in panels[:, 0] else "")  # fmt: skip
+                  f"weights on {device}, % of all" if ax in grid[:, 0] else "")  # fmt: skip
             ax.set(xticks=[], xlim=(0, max(len(held) - 1, 1)), ylim=(0, 115))
         names = f"owned by {device}", "copies that it fetched"
         figure.legend([own, copies], names, loc="outside upper left", ncols=2, frameon=False)
-        corner(figure)
 
 
 def hills(steps: Mapping[str, Any], device: str) -> None:
@@ -162,14 +154,10 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
     Across are the moments at which that changes, without their times; what runs forward is shaded.
     Where it does so several times, the hill of each is numbered.
     """
-    import matplotlib.pyplot as plt
     from matplotlib.patches import Patch
 
     most = next(iter(steps.values())).peak(device) / 1e6
-    with plt.style.context(style()):
-        figure, grid = plt.subplots(2, 2, figsize=(8, 5.2), sharey=True)
-        layout: Any = figure.get_layout_engine()
-        layout.set(rect=(0, 0.04, 1, 0.96))
+    with panels(2, 2, low=0.04, figsize=(8, 5.2), sharey=True) as (figure, grid):
         for ax, (name, step) in zip(grid.flat, steps.items(), strict=True):
             times, held = np.array(step.memory[device]).T
             held = held / 1e6
@@ -182,8 +170,7 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
             for number, ((first, _), end) in enumerate(zip(runs, ends, strict=False), 1):
                 top = first + int(np.argmax(held[first:end]))
                 if len(runs) > 1:
-                    ax.annotate(f"{number}", (top, held[top]), (0, 3), weight="bold", ha="center",
-                                textcoords="offset points")  # fmt: skip
+                    note(ax, f"{number}", (top, held[top]), (0, 3), weight="bold", ha="center")
             share = f", {held.max() / most:.0%}" if held.max() < most else ""
             label(ax, f"{name}: {held.max():.1f} MB{share}", "operations, in their order",
                   "held, MB" if ax in grid[:, 0] else "")  # fmt: skip
@@ -192,7 +179,6 @@ def hills(steps: Mapping[str, Any], device: str) -> None:
                    label="runs backward")]  # fmt: skip
         handles += ax.plot([], [], color=LIMIT, label="peak of the step as it is")
         figure.legend(handles=handles, loc="outside upper left", ncols=3, frameon=False)
-        corner(figure)
 
 
 def _forward(step: Trace, times: Sequence[float]) -> list[tuple[int, int]]:
@@ -227,9 +213,8 @@ def rises(monitor: Monitor, ax: Any = None) -> Any:
         return ax
     before = (samples[0].process or 0) / 1e6
     ax.axhline(before, **IDEAL)
-    ax.annotate("Python and TensorFlow, before the model", (0.01, before), (0, -4), va="top",
-                size=9, color="#444444", xycoords=ax.get_yaxis_transform(),
-                textcoords="offset points")  # fmt: skip
+    note(ax, "Python and TensorFlow, before the model", (0.01, before), (0, -4), va="top",
+         xycoords=ACROSS, **SMALL)  # fmt: skip
     return ax
 
 
@@ -239,9 +224,8 @@ def within(ax: Any, predicted: Predicted) -> Any:
     ax.set_title("What one step holds", loc="left")
     ax.axhspan(low, high, color=KEPT, linewidth=0, zorder=0)
     ax.set_ylim(0, max(1.05 * high, ax.get_ylim()[1]))
-    ax.annotate("range of the predicted peak", (0.01, high), (0, -4), va="top", size=9,
-                color="#444444", xycoords=ax.get_yaxis_transform(),
-                textcoords="offset points")  # fmt: skip
+    note(ax, "range of the predicted peak", (0.01, high), (0, -4), va="top", xycoords=ACROSS,
+         **SMALL)  # fmt: skip
     return ax
 
 
@@ -265,60 +249,58 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
         bars, source = [], None
         for each in measured:
             bars.append((each["option"], each["allocator"] or 0, max(each["driver"])))
-    ax = _stacked(bars, axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source))
-    if source:
-        ax.axvline(16 * gib / 1e9, 0, 0.8, **IDEAL)  # below the size of the longest bar
-        ax.annotate("the whole GPU", (16 * gib / 1e9, len(bars) - 1), (-6, 0), ha="right",
-                    va="center", size=9, color="#444444", textcoords="offset points")  # fmt: skip
-    ax.set_title("What TensorFlow takes of a GPU with each setting", loc="left")
-    return ax
-
-
-def _stacked(bars: Sequence[tuple[str, int, int]], ax: Any) -> Any:
-    """Draw a bar for each name: what the tensors hold, and the rest of what was taken, in GB."""
     names, tensors, taken = zip(*bars, strict=True)
-    rest = [max(0, all_of_it - own) / 1e9 for own, all_of_it in zip(tensors, taken, strict=True)]
-    own = [size / 1e9 for size in tensors]
-    ax.barh(range(len(bars)), own, 0.6, color=TENSORS, label="tensors")
-    ends = ax.barh(range(len(bars)), rest, 0.6, left=own, color=KEPT, edgecolor=TENSORS,
-                   linewidth=0.8, label="also taken")  # fmt: skip
+    places, own = range(len(bars)), np.array(tensors) / 1e9
+    ax = axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source)
+    ax.barh(places, own, 0.6, color=TENSORS, label="tensors")
+    ends = ax.barh(places, np.maximum(0, np.array(taken) / 1e9 - own), 0.6, left=own, color=KEPT,
+                   edgecolor=TENSORS, linewidth=0.8, label="also taken")  # fmt: skip
     ax.bar_label(ends, [size_text(size) for size in taken], padding=4, size=8)
     rows(ax, list(names))
     ax.set_xlim(0, 1.2 * max(taken) / 1e9)
-    ax.set_xlabel("GB")
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    return ax
+    if source:
+        ax.axvline(16 * gib / 1e9, 0, 0.8, **IDEAL)  # below the size of the longest bar
+        note(ax, "the whole GPU", (16 * gib / 1e9, len(bars) - 1), (-6, 0), ha="right",
+             va="center", **SMALL)  # fmt: skip
+    title = "What TensorFlow takes of a GPU with each setting"
+    return label(ax, title, "GB", legend=True)
 
 
-def accuracies(
-    shares: Mapping[str, float],
-    ax: Any = None,
-    *,
-    of: int | None = None,
-    mean: float | None = None,
-) -> Any:
+def _points(
+    ax: Any, found: Sequence[tuple[float, float, float, str, str, float]], **bars: Any
+) -> None:
+    """Draw a row for each (low, middle, high, colour, text, size of it): a point with its error.
+
+    The text stands beside the axes.
+    """
+    for row, (low, middle, high, shade, text, size) in enumerate(found):
+        ax.errorbar([middle], [row], xerr=[[middle - low], [high - middle]], fmt="o", color=shade,
+                    **bars)  # fmt: skip
+        note(ax, text, (1, row), (8, 0), va="center", size=size, xycoords=ACROSS)
+
+
+def _percent(shares: Iterable[float], of: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give shares of `of` answers in percent, and the standard error of each."""
+    found = np.array([*shares])
+    return 100 * found, 100 * (found * (1 - found) / of) ** 0.5
+
+
+def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int, mean: float) -> Any:
     """Draw the share of right answers, 0 to 1, a point for each name.
 
-    `of` says how many answers there were: then a line reaches one standard error to each side, and
-    the label names it. At `mean`, that of the models alone, stands a dashed line.
+    Of `of` answers: a line reaches one standard error to each side, and the label names it. At
+    `mean`, that of the models alone, stands a dashed line.
     """
     ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
-    errors = [100 * (share * (1 - share) / of) ** 0.5 if of else 0.0 for share in shares.values()]
-    for row, (share, error) in enumerate(zip(shares.values(), errors, strict=True)):
-        ax.errorbar(100 * share, row, xerr=error or None, fmt="o", color="#333333", capsize=3)
-        text = f"{100 * share:.1f} %" + (f" ± {error:.1f}" if of else "")
-        ax.annotate(text, (1, row), (8, 0), va="center", size=9, annotation_clip=False,
-                    xycoords=ax.get_yaxis_transform(), textcoords="offset points")  # fmt: skip
-    ax.set_yticks(range(len(shares)), list(shares))
+    _points(ax, [(middle - off, middle, middle + off, "#333333", f"{middle:.1f} % ± {off:.1f}", 9)
+                 for middle, off in zip(*_percent(shares.values(), of), strict=True)],
+            capsize=3)  # fmt: skip
+    rows(ax, list(shares))
     ax.set_xlim(right=100)
-    ax.set_ylim(len(shares) - 0.5, -0.5)
-    if mean is not None:
-        ax.axvline(100 * mean, **IDEAL)
-        ax.annotate("mean of the models", (100 * mean, len(shares) - 0.5), (-4, 5), ha="right",
-                    size=8, color="#444444", textcoords="offset points")  # fmt: skip
-    ax.set_xlabel("right answers, %")
-    ax.set_title("Accuracy on unseen digits", loc="left")
-    return ax
+    ax.axvline(100 * mean, **IDEAL)
+    note(ax, "mean of the models", (100 * mean, len(shares) - 0.5), (-4, 5), ha="right",
+         **SMALL | {"size": 8})  # fmt: skip
+    return label(ax, "Accuracy on unseen digits", "right answers, %")
 
 
 def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
@@ -326,14 +308,8 @@ def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
 
     Where all models share each call, a frame around their bars marks it.
     """
-    import matplotlib.pyplot as plt
-
-    with plt.style.context(style()):
-        figure, grid = plt.subplots(len(runs), sharex=True, squeeze=False,
-                                    figsize=(8, 0.6 + 1.2 * len(runs)))  # fmt: skip
-        layout: Any = figure.get_layout_engine()
-        layout.set(rect=(0, 0.05, 1, 0.95))
-        corner(figure)
+    size = 8, 0.6 + 1.2 * len(runs)
+    with panels(len(runs), 1, low=0.05, figsize=size, sharex=True) as (_, grid):
         last = max(end for run in runs.values() for _, end in run.calls)
         for ax, (name, run) in zip(grid.flat, runs.items(), strict=True):
             yield ax, run
@@ -353,9 +329,8 @@ def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
 def limit(ax: Any, size: int | float) -> Any:
     """Add what a device may hold, in bytes, as a dashed line to a chart of `charts.held`."""
     ax.axvline(size / 1e6, **IDEAL)
-    ax.annotate(f"limit {size_text(round(size))}", (size / 1e6, 1), (3, 2), size=9, va="bottom",
-                color="#444444", xycoords=ax.get_xaxis_transform(),
-                textcoords="offset points")  # fmt: skip
+    note(ax, f"limit {size_text(round(size))}", (size / 1e6, 1), (3, 2), va="bottom",
+         xycoords=UP, **SMALL)  # fmt: skip
     return ax
 
 
@@ -367,21 +342,19 @@ def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *,
     """
     ax = axes(ax, size=(5.2, 3.2))
     ax.axhline(10, color="#777777", ls="--", lw=1)
-    points = {"va": "center", "textcoords": "offset points", "size": 9}
-    ax.annotate("guessing", (0.5, 10), (0, 7), ha="center", color="#666666",
-                xycoords=ax.get_yaxis_transform(), **points)  # fmt: skip
+    says = partial(note, ax, va="center", size=9)
+    says("guessing", (0.5, 10), (0, 7), ha="center", color="#666666", xycoords=ACROSS)
     for i, (name, shares) in enumerate(curves.items()):
-        errors = [100 * (share * (1 - share) / of) ** 0.5 for share in shares.values()]
         color, first = ("#333333", "#8a6508", "#3d703d")[i % 3], min(shares)
-        ax.errorbar([*shares], [100 * share for share in shares.values()], errors, label=name,
-                    color=color, fmt="os^"[i % 3] + "-", ms=5 + 3 * i, mfc="none" if i else None,
+        ax.errorbar([*shares], *_percent(shares.values(), of), label=name, color=color,
+                    fmt="os^"[i % 3] + "-", ms=5 + 3 * i, mfc="none" if i else None,
                     capsize=7)  # fmt: skip
-        ax.annotate(name, (first, 100 * shares[first]), (-11, 0), ha="right", color=color, **points)
+        says(name, (first, 100 * shares[first]), (-11, 0), ha="right", color=color)
     rates = sorted({rate for shares in curves.values() for rate in shares})
     for rate in rates:
         found = [shares[rate] for shares in curves.values() if rate in shares]
         if len(found) == len(curves) == 2 and abs(found[0] - found[1]) < 0.02:
-            ax.annotate("both", (rate, 100 * max(found)), (11, 9), **points)
+            says("both", (rate, 100 * max(found)), (11, 9))
     ax.set_xscale("log")
     wide = rates[-1] / rates[0]
     ax.set_xlim(rates[0] / wide**0.26, rates[-1] * wide**0.1)
@@ -410,21 +383,17 @@ def shared_calls(steps: Mapping[str, Trace]) -> None:
 
     Its boxes are the batch, its split, the weights, the parts forward and backward, and the join.
     """
-    import matplotlib.pyplot as plt
-
     from mgpu_helpers.charts.grouping import boxes_of
 
     spoken = {title: _in_words(step) for title, step in steps.items()}
     pages = [boxes_of(step, 24).size for step in spoken.values()]
     wide, high = max(9, *(page[0] for page in pages)), [page[1] for page in pages]
-    with plt.style.context(style()):
-        figure, grid = plt.subplots(len(steps), figsize=(wide, sum(high)), squeeze=False,
-                                    gridspec_kw={"height_ratios": high})  # fmt: skip
-        corner(figure)
-    for ax, (title, step) in zip(grid[:, 0], spoken.items(), strict=True):
+    with panels(len(steps), 1, low=0, figsize=(wide, sum(high)), height_ratios=high) as (_, grid):
+        pass  # only its page has the style: what is drawn has the sizes of a map alone
+    for ax, (title, step) in zip(grid.flat, spoken.items(), strict=True):
         placement_map(step, ax).set_title(title, loc="left")
-    for ax in grid[:, 0]:
-        ax.set_xlim(0, max(each.get_xlim()[1] for each in grid[:, 0]))
+    for ax in grid.flat:
+        ax.set_xlim(0, max(each.get_xlim()[1] for each in grid.flat))
 
 
 def _in_words(step: Trace) -> Trace:
@@ -459,27 +428,24 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     """
     found = {(way, batch): pairs for way, each in ways.items() for batch, pairs in each.items()}
     ax = axes(ax, size=(6.6, 1.4 + 0.34 * len(found)))
-    furthest = float(devices)
-    for row, ((way, _), pairs) in enumerate(found.items()):
+    points, furthest = [], float(devices)
+    for (way, _), pairs in found.items():
         times = devices if way == "weak" else 1  # as many images as one device has
         one = timing.Timing(tuple(times * each for each in pairs.a.seconds))
         pairs = timing.Comparison(one, pairs.b)
-        low, middle, high, apart = pairs.low, pairs.ratio, pairs.high, pairs.distinguishable
-        color = ("#1b4965" if way == "strong" else "#a8483a") if apart else "#888888"
-        ax.errorbar([middle], [row], xerr=[[middle - low], [high - middle]], capsize=4,
-                    color=color, fmt="o")  # fmt: skip
-        ax.annotate(f"{middle:.2f}" if apart else "cannot be\ntold apart", (1, row), (8, 0),
-                    xycoords=("axes fraction", "data"), va="center", textcoords="offset points",
-                    size=None if apart else 8.5)  # fmt: skip
-        furthest = max(furthest, high)
+        shade, text, size = "#888888", "cannot be\ntold apart", 8.5
+        if pairs.distinguishable:
+            shade, text, size = {"strong": "#1b4965"}.get(way, "#a8483a"), f"{pairs.ratio:.2f}", 10
+        points.append((pairs.low, pairs.ratio, pairs.high, shade, text, size))
+        furthest = max(furthest, pairs.high)
+    _points(ax, points, capsize=4)
     small = {way: "{} \N{RIGHTWARDS ARROW} " if way == "weak" else "" for way in ways}
     rows(ax, [f"{way}, batch of {small[way].format(batch)}{devices * batch}"
               for way, batch in found])  # fmt: skip
     top = ax.get_ylim()[1]
     for at, text in {devices: f"ideal: {devices}", 1: "one device: 1"}.items():
         ax.axvline(at, **IDEAL)
-        ax.annotate(text, (at, top), (-4, -2), va="top", ha="right", size=8.5, color="#444444",
-                    textcoords="offset points")  # fmt: skip
+        note(ax, text, (at, top), (-4, -2), va="top", ha="right", **SMALL | {"size": 8.5})
     ax.set_xlim(0, 1.05 * furthest)
     title = f"Images a second of {counted(devices, 'device')}, times those of one"
     return label(ax, title, "speed-up")
@@ -497,8 +463,7 @@ def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
                 clip_on=False)  # fmt: skip
         mean = 100 * float(np.mean(shares))
         ax.vlines(mean, row - 0.35, row + 0.35, color="#a8483a", linewidth=2)
-        ax.annotate(f"mean {mean:.0f} %", (1, row), (8, 0), xycoords=("axes fraction", "data"),
-                    va="center", textcoords="offset points")  # fmt: skip
+        note(ax, f"mean {mean:.0f} %", (1, row), (8, 0), xycoords=ACROSS, va="center")
     rows(ax, list(found))
     ax.set_xlim(10 * np.floor(10 * min(map(min, found.values()))), 100)
     ax.grid(axis="y", color="#dddddd", lw=0.8)
@@ -513,16 +478,13 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
     """
     import matplotlib.pyplot as plt
 
-    own = {
-        name: replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
-        for name, step in steps.items()
-    }
+    own = {name: _without_host(step) for name, step in steps.items()}
     counts = [1.3 * len(step.devices) + 0.4 for step in own.values()]
-    figure, panels = plt.subplots(
+    figure, grid = plt.subplots(
         len(own), 1, figsize=(8, 0.6 * sum(counts)), sharex=True, height_ratios=counts,
         layout="constrained", squeeze=False,
     )  # fmt: skip
-    for ax, (name, step) in zip(panels[:, 0], own.items(), strict=True):
+    for ax, (name, step) in zip(grid.flat, own.items(), strict=True):
         timeline(step, ax=ax)
         ax.set_title(f"{name}: {1e3 * step.length:.1f} ms", loc="left")
         ax.set_xlabel("")
@@ -535,21 +497,28 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
             marks.append((begins, "backward pass", 3, "left", "--"))
         for at, text, x, align, line in marks:
             ax.axvline(1e3 * at, color="#222222", linestyle=line, linewidth=1.2)
-            ax.annotate(text, (1e3 * at, 0), (x, 3), xycoords=ax.get_xaxis_transform(), ha=align,
-                        textcoords="offset points", size=8.5, color="#444444")  # fmt: skip
+            note(ax, text, (1e3 * at, 0), (x, 3), xycoords=UP, ha=align, **SMALL | {"size": 8.5})
         ax.set_ylim(len(step.devices) - 0.2, -0.5)
-    panels[-1, 0].set_xlabel("time in the step, ms")
-    panels[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
+    grid[-1, 0].set_xlabel("time in the step, ms")
+    grid[-1, 0].set_xlim(0, 1e3 * max(step.length for step in own.values()))
     return figure
 
 
+def _without_host(step: Trace) -> Trace:
+    return replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
+
+
 def _sums(step: Trace) -> list[float]:
-    """List when an addition ended that used results of several devices."""
-    where, makers = {op.name: op.device for op in step.ops}, defaultdict[str, set[str]](set)
+    """List when an addition ended that used results of several devices, made in the same way.
+
+    Others add gradients that come from the next stage to those of this one.
+    """
+    made, parts = {op.name: op for op in step.ops}, defaultdict[str, dict[str, set[str]]](dict)
     for maker, user in step.edges:
-        if maker in where:
-            makers[user].add(where[maker])
-    return [op.end for op in step.ops if "Add" in op.type and len(makers[op.name]) > 1]
+        if (op := made.get(maker)) is not None:
+            parts[user].setdefault(op.type, set()).add(op.device)
+    sums = (op for op in step.ops if "Add" in op.type)
+    return [op.end for op in sums if any(len(on) > 1 for on in parts[op.name].values())]
 
 
 def _waits(step: Trace, device: str) -> list[tuple[float, float]]:
@@ -592,8 +561,7 @@ def ranges(
             text = f"{low:.2f} to {high:.2f}"
             if limit is not None:
                 text += ": buy" if low >= limit else ": rent" if high >= limit else ": do not buy"
-            ax.annotate(text, (max(highs), row), (8, 0), va="center",
-                        size=8.5, textcoords="offset points", annotation_clip=False)  # fmt: skip
+            note(ax, text, (max(highs), row), (8, 0), va="center", size=8.5, annotation_clip=False)
     rows(ax, list(found))
     ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
     if limit is not None:
@@ -661,7 +629,7 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
             return "backward"
         return "forward" if model.name in op.name else "other"
 
-    step = replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
+    step = _without_host(step)
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
     boxes = []
     for device, (low, high), bars in bars_of(step, name):
@@ -736,22 +704,8 @@ def steps(
     room = text_sizes(ax, (box[4] for box in boxes), 8)
     boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split()[0], box[5])
              for box in boxes]  # fmt: skip
-    write(ax, boxes, size=8)
-    _write_upright(ax, boxes, size=8)
+    write(ax, boxes, size=8, upright=True)
     return ax
-
-
-def _write_upright(
-    ax: Any, boxes: Sequence[tuple[float, float, float, float, str, str]], size: float
-) -> None:
-    """Write from below to above into boxes that are too narrow for `write`, and high enough."""
-    room = text_sizes(ax, (box[4] for box in boxes), size)
-    right, down = abs(ax.transData.transform((1, 1)) - ax.transData.transform((0, 0)))
-    for left, low, wide, high, text, shade in boxes:
-        across, up = room[text]
-        if across >= wide and up * down / right < wide and across * right / down < high:
-            ax.text(left + wide / 2, low + high / 2, text, size=size, color=shade, ha="center",
-                    va="center", rotation=90, clip_on=True)  # fmt: skip
 
 
 def _convolves(op: Op) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mgpu_helpers import devices, trace
+from mgpu_helpers import _private, devices, trace
+from mgpu_helpers.trace.layers import layer
 
 
 def places(parts: Iterable[Any], step: trace.Trace) -> str:
     """Tabulate the devices of each part's weights, and of its work in both passes of a step.
 
     The work is convolutions and matrix products. Keras names an operation after its layer, and
-    TensorFlow adds "gradient" in the backward pass.
+    TensorFlow adds "gradient" in the backward pass. In stages, operations of a model inside a model
+    have only the names of its layers.
     """
     heavy = [op for op in step.ops if "Conv" in op.type or "MatMul" in op.type]
     lines = [("part", "weights on", "forward on", "backward on")]
     for part in parts:
-        ops = [op for op in heavy if part.name in op.name]
+        inner = [each.name for each in _private.layers_of(part)]
+        ops = [op for op in heavy if part.name in op.name or layer(op.name, inner) in inner]
         found: tuple[set[str], ...] = (
             {devices.short(weight.value.device) for weight in part.weights},
             {op.device for op in ops if "gradient" not in op.name},

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,6 @@ import numpy as np
 from mgpu_helpers._train import read
 from mgpu_helpers.devices.plan import checked, placed
 from mgpu_helpers.lessons import digits
-from mgpu_helpers.pipeline.run import Stage
 from mgpu_helpers.scaling.model import Workload
 
 Shape = tuple[int, ...]
@@ -323,6 +322,15 @@ def _drop(x: Any, layer: Dropout, keep: Any, seed: Any) -> Any:
     # Each layer its own. A sum stays in the host's memory on a GPU, where tf.random.fold_in waits.
     seed = tf.add(seed, [zlib.crc32(layer.name.encode()) >> 1, 0])
     return tf.nn.experimental.stateless_dropout(x, 1 - keep, seed)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a network: its device, what it makes of (weights, x), and its weights by name."""
+
+    device: str
+    function: Callable[[Mapping[str, Any], Any], Any]
+    weights: Mapping[str, Any]
 
 
 def cut(network: Network, starts: Sequence[str]) -> list[Network]:

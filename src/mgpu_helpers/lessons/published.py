@@ -7,40 +7,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mgpu_helpers.scaling.model import Layout, Measurement, Workload
+from mgpu_helpers.scaling.model import Measurement, Setting, Workload
 
 
 def _published(
-    total: float, memory: tuple[int, ...], layout: Layout, note: str = ""
+    total: float, memory: tuple[int, ...], setting: Setting, note: str = ""
 ) -> Measurement:
-    return Measurement(layout, total / 2000, f"the tensorlight notebook, 2016{note}", memory, total)
+    source = f"the tensorlight notebook, 2016{note}"
+    return Measurement(setting, total / 2000, source, memory, total)
 
 
 TENSORLIGHT = (  # data parallel, TitanX, 2000 steps each
-    _published(37.0640978813, (4285, 108), Layout(1, 128)),
-    _published(65.0734059811, (4285, 108), Layout(1, 128, "host")),
-    _published(86.920060873, (1214, 1212), Layout(2, 128, "host")),
-    _published(75.5817620754, (1214, 1212), Layout(2, 128, "host"), ", second run"),
-    _published(109.699135065, (2238, 2236), Layout(2, 256, "host")),
-    _published(168.136204004, (4324, 4348), Layout(2, 512, "host")),
-    _published(117.819902897, (2236, 2236, 2274), Layout(3, 256, "host")),
-    _published(91.0233440399, (2238, 2236, 2236), Layout(3, 256)),
-    _published(230.154171944, (4348, 4348, 4352), Layout(3, 768, "host")),
+    _published(37.0640978813, (4285, 108), Setting(1, 128)),
+    _published(65.0734059811, (4285, 108), Setting(1, 128, "host")),
+    _published(86.920060873, (1214, 1212), Setting(2, 128, "host")),
+    _published(75.5817620754, (1214, 1212), Setting(2, 128, "host"), ", second run"),
+    _published(109.699135065, (2238, 2236), Setting(2, 256, "host")),
+    _published(168.136204004, (4324, 4348), Setting(2, 512, "host")),
+    _published(117.819902897, (2236, 2236, 2274), Setting(3, 256, "host")),
+    _published(91.0233440399, (2238, 2236, 2236), Setting(3, 256)),
+    _published(230.154171944, (4348, 4348, 4352), Setting(3, 768, "host")),
 )
-_SPLIT = Layout(2, 128, path="split")
+_SPLIT = Setting(2, 128, path="split")
 TENSORLIGHT_SPLIT = _published(40.3634259701, (2236, 2795), _SPLIT, ", gradients colocated")
 # Rows that the model does not speak of: never fitted, shown beside it.
 TENSORLIGHT_APART = {
-    "CPU only": _published(712.075469971, (130, 108), Layout(1, 128), ", CPU only"),
+    "CPU only": _published(712.075469971, (130, 108), Setting(1, 128), ", CPU only"),
     "not colocated": _published(46.6568570137, (2236, 2795), _SPLIT, ", gradients not colocated"),
     "third run": Measurement(
-        Layout(2, 128, "host"), 0.0284, "a later version of the tensorlight notebook, third run"
+        Setting(2, 128, "host"), 0.0284, "a later version of the tensorlight notebook, third run"
     ),
 }
 # The program that the note copies has the same times beside 10 epochs of 55,000 // 10,000 steps:
 # 50 steps.
 P40 = tuple(
-    Measurement(Layout(n, 10_000 // n), total / 50, "the P40 note, 2017", total=total)
+    Measurement(Setting(n, 10_000 // n), total / 50, "the P40 note, 2017", total=total)
     for n, total in ((1, 22.252533), (2, 12.632623), (4, 11.083071), (8, 11.990167))
 )
 # 3840 cores x 2 FLOP x 1.531 GHz, its highest clock; NVIDIA's data sheet rounds it to 12 TFLOP/s.
@@ -53,7 +54,7 @@ def _benchmarks(
     """Make the rows of a column: images a second on 1, 2, 4 and 8 GPUs, made-up images."""
     source = f"TensorFlow's benchmarks, 2017, {machine}"
     return tuple(
-        Measurement.of_rate(Layout(n, batch, variables), rate, source)
+        Measurement.of_rate(Setting(n, batch, variables), rate, source)
         for n, rate in zip((1, 2, 4, 8), rates, strict=True)
     )
 
@@ -90,7 +91,7 @@ K80 = (  # two GPUs to a card, on Google Compute Engine
 # Of 8 servers fewer hold variables in three of these rows, so more crosses there.
 SERVERS = tuple(
     (work, tuple(
-        Measurement.of_rate(Layout(n, batch), rate, "TensorFlow's benchmarks, 2017, EC2")
+        Measurement.of_rate(Setting(n, batch), rate, "TensorFlow's benchmarks, 2017, EC2")
         for n, rate in zip((8, 16, 32, 64), rates, strict=True)
     ))
     for work, batch, rates in (
@@ -107,8 +108,8 @@ def on_servers() -> Iterator[tuple[str, Workload, int, float, float]]:
     """Give each training on several servers: name, network, servers, seconds on one and on all."""
     for work, (one, *more) in SERVERS:
         for row in more:
-            servers = row.layout.devices // one.layout.devices
-            name = f"{work.name} x {row.layout.per_device_batch}, {servers} servers"
+            servers = row.setting.devices // one.setting.devices
+            name = f"{work.name} x {row.setting.per_device_batch}, {servers} servers"
             yield name, work, servers, one.seconds, row.seconds
 
 
@@ -117,6 +118,6 @@ def eight_after_four() -> Iterator[
 ]:
     """Give each training on a DGX-1: name, network, rows of up to 4 GPUs, those of 4 and of 8."""
     for work, table in DGX_1:
-        fewer = [row for row in table if row.layout.devices <= 4]
+        fewer = [row for row in table if row.setting.devices <= 4]
         for four, eight in zip(table[2::4], table[3::4], strict=True):
-            yield f"{work.name} x {eight.layout.per_device_batch}", work, fewer, four, eight
+            yield f"{work.name} x {eight.setting.per_device_batch}", work, fewer, four, eight

@@ -23,7 +23,7 @@ def compare(name: str, make: Callable[[], Any], data: tuple[Any, Any]) -> None:
     half = make()
     keras.config.set_dtype_policy("float32")
     remedies = {
-        "recomputed": fit.recompute(make(), 2), "in pieces": fit.accumulate(make(), 4),
+        "recomputed": fit.use(make(), recompute=2), "in pieces": fit.use(make(), pieces=4),
         "in bfloat16": half,
     }  # fmt: skip
     device = planned().devices[0]

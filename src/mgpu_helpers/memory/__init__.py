@@ -5,10 +5,10 @@ Lessons 02 and 03 build it in front of the reader.
 
 from mgpu_helpers._formatting import size_text  # noqa: F401  lessons print bytes with it
 from mgpu_helpers.memory.limits import logical
-from mgpu_helpers.memory.measure import measure
+from mgpu_helpers.memory.measuring import measure
 from mgpu_helpers.memory.paper import on_paper
-from mgpu_helpers.memory.plan import Plan, plan
-from mgpu_helpers.memory.predict import fits, predict
+from mgpu_helpers.memory.planning import Plan, plan
+from mgpu_helpers.memory.predicting import fits, predict
 from mgpu_helpers.memory.use import MemoryUse, at_peak, by_use
 from mgpu_helpers.memory.watch import Monitor, process
 from mgpu_helpers.memory.ways import Way

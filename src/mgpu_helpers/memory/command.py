@@ -33,7 +33,7 @@ from mgpu_helpers.memory.paper import Paper, on_paper
 from mgpu_helpers.scaling import links
 
 if TYPE_CHECKING:
-    from mgpu_helpers.memory.plan import Plan
+    from mgpu_helpers.memory.planning import Plan
 
 LINKS = {name: link for name, link in vars(links).items() if isinstance(link, links.Link)}
 _UNITS = {"": 1, "B": 1, **{
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str], called: str) -> int:
                 activations=options.activations, link=LINKS.get(options.link),
             )  # fmt: skip
         else:
-            from mgpu_helpers.memory.plan import plan
+            from mgpu_helpers.memory.planning import plan
 
             model = built(options.builds)
             found = plan(model, options.batch, options.devices, most, options.optimizer)

@@ -1,58 +1,94 @@
-"""How a training step may be taken: what a plan calls it, and the code that does it."""
+"""What a plan calls a layout, and the line that brings a model there."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mgpu_helpers._formatting import counted
+from mgpu_helpers.fit.layout import Layout
 
 
 @dataclass(frozen=True)
 class How:
-    """What is done to a step; state is where weights and slots are: as it is, "shared" or "host".
+    """How a step is taken: in a layout, and in half precision or in what the model has.
 
-    shared says whether the batch is shared out over all devices.
+    The rest says the same in words of what is counted.
     """
 
+    layout: Layout = Layout()
     half: bool = False
-    parts: bool = False
-    shared: bool = False
-    state: str = ""
-    pieces: int = 1
 
     @property
-    def elsewhere(self) -> bool:
-        """Say whether anything is on other devices than in the step as it is."""
-        return self.shared or bool(self.state)
+    def rows(self) -> int:
+        """Count the rows of devices that share the batch."""
+        return max(1, len(self.layout.rows))
 
-    def name(self, devices: int, parts: int) -> str:
-        """Name it, with so many devices to share and parts to run again."""
-        what = "batch and state" if self.state == "shared" else "batch"
+    @property
+    def owners(self) -> int:
+        """Count the devices that update weights; 0 where the host does."""
+        return {"host": 0, "owners": self.rows}.get(str(self.layout.state), 1)
+
+    @property
+    def again(self) -> bool:
+        """Say whether parts of the forward pass run again."""
+        return bool(self.layout.recompute)
+
+    @property
+    def in_pieces(self) -> bool:
+        """Say whether the batch is taken in several pieces."""
+        return self.layout.pieces > 1
+
+    @property
+    def waits(self) -> bool:
+        """Say whether weights are updated only when all gradients are there."""
+        return self.in_pieces or bool(self.layout.devices)
+
+    @property
+    def rewritten(self) -> tuple[bool, bool, int]:
+        """Say what is done to a step: in half precision, parts again, outputs of rows joined."""
+        return self.half, self.again, self.rows if self.layout.devices else 0
+
+    def of_row(self, batch: int) -> int:
+        """Count the examples that a row takes of a batch."""
+        return math.ceil(batch / self.rows)
+
+    def share(self, batch: int) -> int:
+        """Count the examples that a row takes at once."""
+        return math.ceil(self.of_row(batch) / self.layout.pieces)
+
+    def name(self, parts: int) -> str:
+        """Name it, with so many parts to run again."""
+        layout, rows = self.layout, self.rows
+        staged = layout.length if layout.staged else 1
+        what = "batch and state" if layout.state == "owners" else "batch"
         said = [
             *["mixed_bfloat16"] * self.half,
-            *[f"{what} over {counted(devices, 'device')}"] * self.shared,
-            *["state on the host"] * (self.state == "host"),
-            *[f"recompute in {parts} parts"] * self.parts,
-            *[f"accumulate {self.pieces}"] * (self.pieces > 1),
+            *[f"{what} over {counted(rows, 'row')} of devices"] * (rows > 1 < staged),
+            *[f"{what} over {counted(rows, 'device')}"] * (rows > 1 == staged),
+            *[f"{staged} stages"] * (staged > 1),
+            *["state on the host"] * (layout.state == "host"),
+            *[f"recompute in {parts} parts"] * bool(layout.recompute),
+            *[f"{layout.pieces} pieces"] * (layout.pieces > 1),
         ]
         return " + ".join(said) or "as it is"
 
-    def write(self, devices: int, normalizes: bool) -> str:
-        """Write the code; normalizes says whether the model has a BatchNormalization."""
-        code = "fit.recompute(model)" if self.parts else "model"
-        if self.state:
-            code = f"fit.shard({code}, {'[plan.host]' if self.state == 'host' else 'plan.devices'})"
-        if self.elsewhere:
-            first = "" if self.shared or devices == 1 else "[:1]"
-            # A part that runs alone cannot meet those of other devices in a BatchNormalization.
-            own = ', batch_norm="average"' * (self.parts and normalizes)
-            code = f"fit.parallel({code}, plan.devices{first}{own})"
-        if self.pieces > 1:
-            code = f"fit.accumulate({code}, {self.pieces})"
-        code = code.removeprefix("model")
-        if not self.half:
-            return code
-        before = 'keras.config.set_dtype_policy("mixed_bfloat16")'
-        if code:
-            return f"{code}  # of a model that is made after {before}"
-        return before
+
+def line(layout: Layout, half: bool, devices: Sequence[str]) -> str:
+    """Write the line that brings a model to a layout on a plan's devices, or some of them."""
+    options: list[str] = []
+    for name in ("stages", "pieces", "recompute", "state", "synchronized"):
+        value: Any = getattr(layout, name)
+        if value != getattr(Layout(), name):
+            written = repr([*value] if isinstance(value, tuple) else value)
+            options.append(f"{name}={written}".replace("'", '"'))
+    if layout.devices:
+        n = len(layout.devices)
+        options.insert(0, "plan" if n == len(devices) else f"plan.devices[:{n}]")
+    code = f"fit.use(model, {', '.join(options)})" if options else ""
+    if not half:
+        return code
+    before = 'keras.config.set_dtype_policy("mixed_bfloat16")'
+    return f"{code}  # of a model that is made after {before}" if code else before

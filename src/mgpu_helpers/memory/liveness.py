@@ -15,8 +15,8 @@ import numpy as np
 
 from mgpu_helpers.graph import walk
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown, Values, called
-from mgpu_helpers.memory.buffers import OVER, OVER_ON_CPU, PUSHES, Buffer, beside, buffers
 from mgpu_helpers.memory.order import DEVICE, SAME, Node, Tensor, in_order
+from mgpu_helpers.memory.scratch import OVER, OVER_ON_CPU, PUSHES, Buffer, beside, buffers
 from mgpu_helpers.trace.records import Allocation, Op, curve
 from mgpu_helpers.trace.step import Trace
 
@@ -75,51 +75,69 @@ def entered(
     graph: Any, overlap: float, outputs: set[int] | None = None, values: Values | None = None,
     given: Sequence[Tensor | None] = (), before: Sequence[Node] = (), within: str = "",
 ) -> tuple[list[Node], list[Tensor | None]]:  # fmt: skip
-    """List what runs in a graph, functions and one branch entered, and what it gives."""
+    """List what runs in a graph, functions and one branch entered, and what it gives.
+
+    outputs numbers those that are wanted, None all, and values are what is known beforehand. A
+    function that is entered was given some tensors, waits for what ran before it, and names its
+    operations within the operation that calls it.
+    """
     nodes: list[Node] = []
     values = values or Values(graph)
     alive = walk.live(graph, outputs)
     of = {t.name: each for t, each in zip(graph.inputs, given)}  # noqa: B905  a loop has none
-    ends: dict[str, Sequence[Node]] = {}
+    last: dict[str, Sequence[Node]] = {}  # by operation: whom to wait for
     for op in alive.ops:
         if op.outputs and op.outputs[0].name in of:  # what the function was given
             continue
         inputs = [of.get(tensor.name) for tensor in op.inputs]
-        after = [*before, *(n for b in op.control_inputs for n in ends.get(b.name, ()))]
-        used = alive.outputs.get(op.name, set())
+        after = [*before, *(n for b in op.control_inputs for n in last.get(b.name, ()))]
+        fed = [*after, *(tensor[0] for tensor in inputs if tensor)]
+        used, name = alive.outputs.get(op.name, set()), within + op.name
+        new: list[Node] = []
+        gives: Sequence[Tensor | None] = inputs
+        last[op.name] = fed
         if op.type in CALLS | BRANCHES:
-            first = int(op.type in BRANCHES)  # which is chosen before anything in them begins
-            after += [tensor[0] for tensor in inputs[:first] if tensor]
-            ways = [
-                entered(inner, overlap, used, known, inputs[first:], after,
-                         f"{within}{op.name}/{i}/")
-                for i, (inner, known) in enumerate(values.inside(op))
-            ]  # fmt: skip
-            chosen = max if overlap else min
-            found, made = chosen(ways, key=lambda way: sum(sum(n.bytes) for n in way[0]))
-            nodes += found
-            waited = {each for n in found for each in n.after}
-            ends[op.name] = [n for n in found if n not in waited] or after
-            of.update(zip((t.name for t in op.outputs), made, strict=True))
-            continue
-        after += [tensor[0] for tensor in inputs if tensor]
-        if op.type == "IdentityN":  # TensorFlow takes it out, and what it joins goes on alone
-            of.update(zip((t.name for t in op.outputs), inputs, strict=True))
-            ends[op.name] = after
-            continue
-        numbers = [_numbers(t, inputs, values) for t in op.outputs]
-        node = Node(within + op.name, op, inputs, after, numbers)
-        node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
-        if op.type in LOOPS:
-            node.around = used, values
-            node.inside, node.inside_of, grown = _loop(op, used, values, overlap)
-            node.bytes = [size + grown.get(i, 0) for i, size in enumerate(node.bytes)]
-        elif op.type == "TensorListFromTensor":  # its elements are copies
-            node.bytes = [_numbers(op.inputs[0], (), values) * op.inputs[0].dtype.size]
-        nodes.append(node)
-        ends[op.name] = [node]
-        of.update({tensor.name: (node, i) for i, tensor in enumerate(op.outputs)})
+            new, gives = _inside(op, used, values, overlap, inputs, after, name)
+            waited = {each for n in new for each in n.after}
+            last[op.name] = [n for n in new if n not in waited] or after
+        elif op.type != "IdentityN":  # TensorFlow takes it out, and what it joins goes on alone
+            new = [_node(op, used, values, overlap, inputs, fed, name)]
+            gives = [(new[0], i) for i in range(len(op.outputs))]
+            last[op.name] = new
+        nodes += new
+        of.update(zip((tensor.name for tensor in op.outputs), gives, strict=True))
     return nodes, [of.get(tensor.name) for tensor in graph.outputs]
+
+
+def _inside(
+    op: Any, outputs: set[int], values: Values, overlap: float, inputs: Sequence[Tensor | None],
+    after: list[Node], name: str,
+) -> tuple[list[Node], list[Tensor | None]]:  # fmt: skip
+    """Enter a function, or of branches the one that makes most; with no overlap, least."""
+    first = int(op.type in BRANCHES)  # which is chosen before anything in them begins
+    after += [tensor[0] for tensor in inputs[:first] if tensor]
+    ways = [
+        entered(inner, overlap, outputs, known, inputs[first:], after, f"{name}/{i}/")
+        for i, (inner, known) in enumerate(values.inside(op))
+    ]
+    chosen = max if overlap else min
+    return chosen(ways, key=lambda way: sum(sum(node.bytes) for node in way[0]))
+
+
+def _node(
+    op: Any, outputs: set[int], values: Values, overlap: float, inputs: list[Tensor | None],
+    after: list[Node], name: str,
+) -> Node:  # fmt: skip
+    """Make the node of one operation, with the bytes of what it gives."""
+    node = Node(name, op, inputs, after, [_numbers(t, inputs, values) for t in op.outputs])
+    node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
+    if op.type in LOOPS:
+        node.around = outputs, values
+        node.inside, node.inside_of, grown = _loop(op, outputs, values, overlap)
+        node.bytes = [size + grown.get(i, 0) for i, size in enumerate(node.bytes)]
+    elif op.type == "TensorListFromTensor":  # its elements are copies
+        node.bytes = [_numbers(op.inputs[0], (), values) * op.inputs[0].dtype.size]
+    return node
 
 
 def _loop(

@@ -9,22 +9,27 @@ times its bytes; half of that gives each device its part of the sum, or all devi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from mgpu_helpers._formatting import counted, size_text, table, whole_number
+from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.scaling.links import Link
 from mgpu_helpers.scaling.model import positive
 
 # Times what a Transformer layer gives to the next: what it keeps that is not split with it. These
 # are the inputs of two norms and of two pairs of products, and masks of a byte (docs/sources.md).
 KEPT_WHOLE = 5
+HALF = "mixed_bfloat16"
 
 
 @dataclass(frozen=True)
 class Share:
     """What the fullest device holds, and the busiest sends, in bytes; and the seconds of sending.
 
-    seconds is None where nobody said what it is sent over.
+    seconds is None where nobody said what it is sent over. half says that the model is one of
+    mixed_bfloat16. devices and options are those of `layout`.
     """
 
     name: str
@@ -34,6 +39,19 @@ class Share:
     activations: float
     sends: float
     seconds: float | None = None
+    half: bool = False
+    devices: int = 0
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+
+    @property
+    def layout(self) -> Layout | None:
+        """Give what `fit.use` takes, on /GPU:0 and so on; None if it has no way that holds this.
+
+        On devices of other names it is `fit.use(model, way, devices=plan.devices)`.
+        """
+        if self.options is None:
+            return None
+        return Layout([f"/GPU:{i}" for i in range(self.devices)], **self.options)
 
     @property
     def held(self) -> float:
@@ -85,12 +103,13 @@ def on_paper(
     Transformer layers: where they are split, each has two sums over all devices in the forward pass
     and two in the backward pass. recomputed says that the forward pass runs twice. Without layers
     and between, recompute, tensor parallel and pipeline are left out. pieces are those of
-    `fit.accumulate`, which keeps the sum of their gradients beside those of one piece. link lies
+    `fit.use`, which keeps the sum of their gradients beside those of one piece. link lies
     between the devices, such as `scaling.links.NVLINK_3`, and to_host between each device and the
     memory of the host.
 
     Not counted are outputs, buffers, weights in a second precision, and memory in pieces that
-    nothing fits into.
+    nothing fits into. `layout` of a way is what `fit.use` takes. It is None for ZeRO 1 and 3, and
+    for tensor parallel, as a number of parameters names no layers.
 
     >>> from mgpu_helpers.scaling import links
     >>> found = on_paper(7e9, 8, budget=80e9, link=links.NVLINK_3)
@@ -98,6 +117,8 @@ def on_paper(
     ['ZeRO 1', 'ZeRO 2', 'ZeRO 3', 'state on the host']
     >>> found.ways[3].held, round(found.ways[3].seconds, 2)
     (26250000000.0, 0.11)
+    >>> on_paper(7e9, 2).ways[3].layout
+    Layout(('/GPU:0', '/GPU:1'), state='owners')
     """
     positive("parameters", parameters, "a number of parameters")
     n = whole_number("devices", devices, "a number of devices", 1)
@@ -111,33 +132,40 @@ def on_paper(
         raise ValueError(f"layers={layers!r} and between={between!r}: give both, or none.")
     w, g, s = (parameters * each for each in known[precision])
     ring, mine = (n - 1) / n, activations / n
-    ways = [Share("as it is", w, g, s, activations, 0)]
+    ways = [Share("as it is", w, g, s, activations, 0, options={})]
 
     def add(
         name: str, weights: float, gradients: float, slots: float, kept: float, sends: float,
-        messages: int, over: Link | None = link,
+        messages: int, over: Link | None = link, on: int = n,
+        options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         seconds = sends / over.bandwidth + messages * over.latency if over else None
-        ways.append(Share(name, weights, gradients, slots, kept, sends, seconds))
+        held = weights, gradients, slots, kept
+        ways.append(Share(name, *held, sends, seconds, name == HALF, on, options))
 
     if precision == "float32":  # Keras's weights, gradients and slots stay as they are
-        add("mixed_bfloat16", w, g, s, activations / 2, 0, 0, None)
+        add(HALF, w, g, s, activations / 2, 0, 0, None, 0, {})
     if pieces > 1:
-        add(f"accumulate {pieces}", w, 2 * g, s, activations / pieces, 0, 0, None)
+        add(f"{pieces} pieces", w, 2 * g, s, activations / pieces, 0, 0, None, 0,
+            {"pieces": pieces})  # fmt: skip
     if layers > 1:  # the input of each part, and what one of them keeps
         parts = max(2, round(layers**0.5))
         kept = parts * between + activations / parts
-        add(f"recompute in {parts} parts", w, g, s, kept, 0, 0, None)
+        add(f"recompute in {parts} parts", w, g, s, kept, 0, 0, None, 0,
+            {"recompute": parts})  # fmt: skip
     if n > 1:
-        add(f"batch over {n} devices", w, g, s, mine, ring * 2 * g, 2 * (n - 1))
+        add(f"batch over {n} devices", w, g, s, mine, ring * 2 * g, 2 * (n - 1),
+            options={})  # fmt: skip
         add("ZeRO 1", w, g, s / n, mine, ring * (g + w), 2 * (n - 1))
-        add("ZeRO 2", w, g / n, s / n, mine, ring * (g + w), 2 * (n - 1))
+        add("ZeRO 2", w, g / n, s / n, mine, ring * (g + w), 2 * (n - 1),
+            options={"state": "owners"})  # fmt: skip
         add("ZeRO 3", w / n, g / n, s / n, mine, ring * (g + 2 * w), 3 * max(1, layers) * (n - 1))
     if n > 1 and layers:
         sums, whole = (6 if recomputed else 4) * layers, KEPT_WHOLE * layers * between
         kept = mine + ring * min(activations, whole)
         add("tensor parallel", w / n, g / n, s / n, kept, sums * ring * 2 * between,
             sums * 2 * (n - 1))  # fmt: skip
-        add("pipeline", w / n, g / n, s / n, mine, min(2, n - 1) * between, min(2, n - 1))
-    add("state on the host", w, 0, 0, mine, w + g, 2, to_host)
+        add("pipeline", w / n, g / n, s / n, mine, min(2, n - 1) * between, min(2, n - 1),
+            options={"stages": n})  # fmt: skip
+    add("state on the host", w, 0, 0, mine, w + g, 2, to_host, options={"state": "host"})
     return Paper(parameters, n, budget, tuple(ways))

@@ -7,6 +7,7 @@ order, run again, in half precision, or on other devices.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
-from mgpu_helpers.graph.flops import of_one
+from mgpu_helpers.graph.counting import of_one
 from mgpu_helpers.graph.walk import Values
-from mgpu_helpers.memory.buffers import ASKS_SHAPE, Buffer, beside, buffers
 from mgpu_helpers.memory.liveness import entered, traced
 from mgpu_helpers.memory.order import Node, Tensor, in_order
+from mgpu_helpers.memory.scratch import ASKS_SHAPE, Buffer, beside, buffers
+from mgpu_helpers.trace.both_passes import passes
 from mgpu_helpers.trace.layers import layer
-from mgpu_helpers.trace.passes import passes
 
 PROBE = 1009
 # What these compute of half precision, they compute in float32 inside.
@@ -58,13 +59,22 @@ class Order:
     back: frozenset[Node]
     updates: frozenset[Node]
 
+    @property
+    def forward(self) -> list[Node]:
+        """List what runs in the forward pass."""
+        late = self.back | self.updates
+        return [node for node in self.nodes if node not in late]
+
     def curve(self, threads: int = 0) -> Curve:
         """Count what is held over time; by other threads too, if asked, at a batch of so many."""
         (held,) = self.curves(dict.fromkeys(self.nodes, 0), 1, bool(threads))
+
+        def taken(buffer: Buffer) -> int:
+            fixed, each = _sizes(buffer)
+            return int(fixed + each * (threads / PROBE))
+
         if threads:
-            held.fixed[: len(self.nodes)] += beside(self.nodes, lambda b: int(sum(
-                np.array(_sizes(b)) * [1, threads / PROBE]
-            )))  # fmt: skip
+            held.fixed[: len(self.nodes)] += beside(self.nodes, taken)
         return held
 
     def curves(
@@ -106,6 +116,11 @@ def with_updates(order: Order, when: str) -> Order:
     return replace(order, nodes=in_order([*order.nodes], False, when))
 
 
+def grows(size: int) -> bool:
+    """Say whether bytes that are counted at a batch of PROBE are proportional to the batch."""
+    return size % PROBE == 0
+
+
 def work(node: Node) -> int:
     """Count the FLOP of an operation at a batch of PROBE."""
     used, values = node.around or (set(), Values(None))
@@ -118,28 +133,29 @@ def again(order: Order, parts: Sequence[int], soon: bool = False) -> Order:
     parts has the number of the part for each group of layers. Updates come last, or with soon
     each after the part that has made its gradient.
     """
-    late = order.back | order.updates
-    first = [n for n in order.nodes if n not in late]
-    part_of = {n: parts[order.place[n]] for n in order.back}
+    first, last = order.forward, parts[-1]
     updated = _each_update_at_its_gradient(order).place
-    part_of |= {n: parts[updated[n]] if soon else -1 for n in order.updates}
-    nodes, now, place = [*first], dict[Node, Node](), dict(order.place)
-    for part in reversed(range(-1, parts[-1] + 1)):  # and -1: the updates of all
-        own = [n for n in order.nodes if part_of.get(n) == part]
-        known = now  # what stands for an operation: another one in this part only
-        if 0 <= part < parts[-1]:
-            needed = _needed(own, {n for n in first if parts[order.place[n]] == part})
-            known = dict(now)
+    part = {n: parts[order.place[n]] for n in order.back}
+    part |= {n: parts[updated[n]] if soon else -1 for n in order.updates}  # -1 comes last
+    nodes, place, now = [*first], dict(order.place), dict[Node, Node]()
+
+    def run(node: Node, by: Mapping[Node, Node]) -> Node:
+        """Run an operation with what stands for those whose results it uses."""
+        nodes.append(replace(node, inputs=_with(node.inputs, by)))
+        place[nodes[-1]] = order.place[node]
+        return nodes[-1]
+
+    for k in range(last, -2, -1):
+        own = [n for n in order.nodes if part.get(n) == k]
+        here = dict(now)  # what runs again stands for the first run in this part only
+        if 0 <= k < last:
+            needed = _needed(own, {n for n in first if parts[order.place[n]] == k})
             for node in filter(needed.__contains__, first):
-                known[node] = _with(node, known)
-                place[known[node]] = order.place[node]
-                nodes.append(known[node])
+                here[node] = run(node, here)
         for node in own:
-            now[node] = known[node] = _with(node, known)
-            place[now[node]] = order.place[node]
-            nodes.append(now[node])
+            now[node] = here[node] = run(node, here)
     return replace(
-        order, nodes=nodes, place=place, outputs=_with_inputs(order.outputs, now),
+        order, nodes=nodes, place=place, outputs=_with(order.outputs, now),
         back=frozenset(map(now.__getitem__, order.back)),
         updates=frozenset(map(now.__getitem__, order.updates)),
     )  # fmt: skip
@@ -152,20 +168,19 @@ def averaged(order: Order, come: float = 0.0, owners: int = 1) -> Order:
     the gradients of the others' weights to them. Where it owns none it sends them all.
     """
     mine = gradients(order, owners)
-    own = {n for n in order.updates if any(given in mine for given in n.inputs)}
-    late = [n for n in order.nodes if n in order.updates]
-    for node in late:
-        if any(given and given[0] in own for given in node.inputs):
+    late, own = [n for n in order.nodes if n in order.updates], set[Node]()
+    for node in late:  # its updates, and what uses them
+        if any(given in mine or given and given[0] in own for given in node.inputs):
             own.add(node)
     own |= _needed(own, order.updates)  # of slots alone
-    came = []
+    came = dict[Node, int]()
     for node, i in mine:
         size = node.bytes[i]
-        several = int(come * size / PROBE) * PROBE if size % PROBE == 0 else int(come * size)
-        came.append(Node("average", _Made("Average"), [(node, i)], [], [], [several]))
+        several = int(come * size / PROBE) * PROBE if grows(size) else int(come * size)
+        came[Node("average", _Made("Average"), [(node, i)], [], [], [several])] = order.place[node]
     # And nothing of it goes before all of it has come.
     done = Node("averaged", _Made("Average"), [*((n, 0) for n in came), *mine], [], [], [])
-    place = {**order.place, **dict.fromkeys([*came, done], 0)}
+    place = {**order.place, **came, done: 0}
     first = [n for n in order.nodes if n not in order.updates]
     return replace(order, nodes=[*first, *came, done, *filter(own.__contains__, late)], place=place)
 
@@ -173,26 +188,25 @@ def averaged(order: Order, come: float = 0.0, owners: int = 1) -> Order:
 def joined(order: Order, model: Any, n: int) -> Order:
     """Take losses and metrics of n times the examples, of outputs that come from elsewhere."""
     names = {each.name for each in _private.layers_of(model)}
-    kinds = {node: layer(node.name, names) for node in order.nodes}
-    whole = {
-        node: kind == "loss" or not (kind in names or kind in ("optimizer", "variables"))
-        and node not in order.back and node not in order.updates
-        for node, kind in kinds.items()
-    }  # fmt: skip
+    row = {*names, "optimizer", "variables"}  # what a row or an owner does for itself
+    whole = {}
+    for node in order.nodes:
+        kind, late = layer(node.name, names), node in order.back or node in order.updates
+        whole[node] = kind == "loss" or not (kind in row or late)
 
     def larger(size: int) -> int:
-        return n * size if size % PROBE == 0 else size
+        return n * size if grows(size) else size
 
     def copied(node: Node, i: int, there: int) -> int | None:
         size = node.bytes[i]
-        return None if node.op.type in _THERE or size % PROBE else larger(size) if there else size
+        return None if not grows(size) else larger(size) if there else size
 
     def of_all(node: Node) -> Node:
         if not whole[node]:
             return node
         return replace(node, bytes=[*map(larger, node.bytes)], inside=larger(node.inside))
 
-    return _crossed(order, whole, "Copy", copied, lambda node, _: order.place[node], of_all)
+    return _crossed(order, whole, "Copy", copied, of_all)
 
 
 def _each_update_at_its_gradient(order: Order) -> Order:
@@ -212,7 +226,7 @@ def _each_update_at_its_gradient(order: Order) -> Order:
 def gradients(order: Order, owners: int = 1) -> list[Tensor]:
     """List what the optimizer is given; of several owners what the first gets, and none for 0.
 
-    Shared out as `fit.shard` does the weights: the next largest to who has least.
+    Shared out as owners get the weights: the next largest to who has least.
     """
     found = {t for n in order.updates for t in n.inputs if t and t[0] in order.back}
     held, mine = [0] * owners, []
@@ -231,25 +245,13 @@ def apart(order: Order, device: Sequence[int]) -> Order:
     The place of an operation is then the number of its device.
     """
     order = _each_update_at_its_gradient(order)
-    where = {node: device[place] for node, place in order.place.items()}
-
-    def copied(node: Node, i: int, there: int) -> int | None:
-        return None if node.op.type in _THERE else node.bytes[i]
-
-    return _crossed(order, where, "Copy", copied, lambda node, there: there)
+    order = replace(order, place={node: device[place] for node, place in order.place.items()})
+    return _crossed(order, order.place, "Copy", lambda node, i, there: node.bytes[i], moved=True)
 
 
 def halved(order: Order, model: Any) -> Order:
     """Compute in half precision what the layers of the model would, and cast between the two."""
-    full = {each.name for each in _private.layers_of(model) if type(each).__name__ in _FULL}
-    half: dict[Node, bool] = {}
-    for node in order.nodes:
-        if node.op.type == "AddN":  # of gradients, in no scope
-            half[node] = all(half[given[0]] for given in node.inputs if given)
-        elif any(g and g[0].op.type in _SOFTMAX for g in node.inputs) and node in order.back:
-            half[node] = False
-        else:
-            half[node] = node.op.type not in _WHOLE and layer(node.name, full) not in full | _BESIDE
+    half = _in_half(order, model)
 
     def cast(node: Node, i: int, there: int) -> int | None:
         if node.op.outputs[i].dtype.name != "float32":
@@ -263,50 +265,73 @@ def halved(order: Order, model: Any) -> Order:
         sizes = [_half(n) if is_float else n for n, is_float in zip(node.bytes, kinds, strict=True)]
         return replace(node, bytes=sizes, inside=_half(node.inside))
 
-    return _crossed(order, half, "Cast", cast, lambda node, there: order.place[node], smaller)
+    return _crossed(order, half, "Cast", cast, smaller)
+
+
+def _in_half(order: Order, model: Any) -> dict[Node, bool]:
+    """Say of each operation whether half precision computes it so."""
+    full = {each.name for each in _private.layers_of(model) if type(each).__name__ in _FULL}
+    half: dict[Node, bool] = {}
+    for node in order.nodes:
+        if node.op.type == "AddN":  # of gradients, in no scope
+            half[node] = all(half[given[0]] for given in node.inputs if given)
+        elif any(g and g[0].op.type in _SOFTMAX for g in node.inputs) and node in order.back:
+            half[node] = False
+        else:
+            half[node] = node.op.type not in _WHOLE and layer(node.name, full) not in full | _BESIDE
+    return half
 
 
 def _crossed(
     order: Order, where: Mapping[Node, int], kind: str,
-    size: Callable[[Node, int, int], int | None], place: Callable[[Node, int], int],
-    made: Callable[[Node], Node] = lambda node: node,
+    size: Callable[[Node, int, int], int | None], made: Callable[[Node], Node] = lambda node: node,
+    moved: bool = False,
 ) -> Order:  # fmt: skip
-    """Let what is made in one place and used in another become a tensor of its own there."""
-    users: dict[Tensor, set[int]] = {}
+    """Let what is made on one side and used on another become a tensor of its own there.
+
+    where gives the side of each operation, and size what a tensor takes on another one, None where
+    nothing is brought there. made gives an operation as it is on its side. If it moved, its place
+    is its side from now on.
+    """
+    wanted = set[tuple[Tensor, int]]()
     for node in order.nodes:
-        for given in node.inputs if node.op.type not in ASKS_SHAPE else ():
-            if given:
-                users.setdefault(given, set()).add(where[node])
-    nodes, places, now = list[Node](), dict[Node, int](), dict[Node, Node]()
-    copies: dict[tuple[Tensor, int], Node] = {}
-    late: dict[Node, list[Node]] = {}
+        if node.op.type not in ASKS_SHAPE:
+            wanted |= {(given, where[node]) for given in node.inputs if given}
+    sides = sorted({*where.values()})
+    now, brought = dict[Node, Node](), dict[tuple[Tensor, int], Tensor]()
+    new: dict[Node, list[Node]] = {}  # by operation: what stands for it, and brings its results
+    place = dict[Node, int]()
+
+    def bring(node: Node, i: int, there: int, taken: int) -> None:
+        """Bring a result to another side."""
+        given = now[node], i
+        if kind == "Copy":  # when it comes, what was sent need not be there any more
+            given = add(node, Node(f"{node.name}/Send", _Made("Send"), [given], [], [], [0]))
+        copy = Node(f"{node.name}/{kind}", _Made(kind), [given], [], [], [taken])
+        brought[(node, i), there] = add(node, copy, there)
+
+    def add(node: Node, one: Node, there: int | None = None) -> Tensor:
+        new.setdefault(node, []).append(one)
+        place[one] = there if moved and there is not None else order.place[node]
+        return one, 0
+
     for node in order.nodes:
         here = where[node]
         inputs = [
-            given and ((copies[given, here], 0) if (given, here) in copies
-                       else (now[given[0]], given[1]))
-            for given in node.inputs
-        ]  # fmt: skip
+            given and brought.get((given, here), (now[given[0]], given[1])) for given in node.inputs
+        ]
         now[node] = replace(made(node), inputs=inputs)
-        late[node] = [now[node]]
-        for i in range(len(node.bytes)):
-            for there in sorted(users.get((node, i), set()) - {here}):
-                if (bytes_there := size(node, i, there)) is not None:
-                    given = (now[node], i)
-                    if kind == "Copy":  # when it comes, what was sent need not be there any more
-                        sent = Node(f"{node.name}/Send", _Made("Send"), [given], [], [], [0])
-                        places[sent], given = place(node, here), (sent, 0)
-                        late[node].append(sent)
-                    copy = Node(f"{node.name}/{kind}", _Made(kind), [given], [], [], [bytes_there])
-                    copies[(node, i), there] = copy
-                    places[copy] = place(node, there)
-                    late[node].append(copy)
-        places[now[node]] = place(node, here)
-        nodes += late[node]
+        add(node, now[node])
+        for i, there in itertools.product(range(len(node.bytes)), sides):
+            there_anyway = there == here or kind == "Copy" and node.op.type in _THERE
+            if ((node, i), there) in wanted and not there_anyway:
+                if (taken := size(node, i, there)) is not None:
+                    bring(node, i, there, taken)
     return replace(
-        order, nodes=nodes, place=places, outputs=_with_inputs(order.outputs, now),
-        back=frozenset(each for node in order.back for each in late[node]),
-        updates=frozenset(each for node in order.updates for each in late[node]),
+        order, nodes=[*itertools.chain(*new.values())], place=place,
+        outputs=_with(order.outputs, now),
+        back=frozenset(each for node in order.back for each in new[node]),
+        updates=frozenset(each for node in order.updates for each in new[node]),
     )  # fmt: skip
 
 
@@ -319,13 +344,13 @@ class _Made:
 
 def _half(size: int) -> int:
     """Halve bytes, so that what is proportional to the batch stays so."""
-    return size // PROBE // 2 * PROBE if size % PROBE == 0 else size // 2
+    return size // PROBE // 2 * PROBE if grows(size) else size // 2
 
 
 def _sizes(buffer: Buffer) -> tuple[float, float]:
     """Give the bytes of a buffer at any batch, and those that are proportional to it, at PROBE."""
     sizes = buffer.of or [buffer.bytes]
-    each = sum(n for n in sizes if n % PROBE == 0) / max(1, sum(sizes)) * buffer.bytes
+    each = sum(filter(grows, sizes)) / max(1, sum(sizes)) * buffer.bytes
     return buffer.bytes - each, each
 
 
@@ -339,11 +364,5 @@ def _needed(by: Iterable[Node], among: Collection[Node]) -> set[Node]:
     return found
 
 
-def _with(node: Node, now: Mapping[Node, Node]) -> Node:
-    return replace(node, inputs=_with_inputs(node.inputs, now))
-
-
-def _with_inputs(
-    inputs: Iterable[Tensor | None], now: Mapping[Node, Node]
-) -> list[Tensor | None]:
+def _with(inputs: Iterable[Tensor | None], now: Mapping[Node, Node]) -> list[Tensor | None]:
     return [given and (now.get(given[0], given[0]), given[1]) for given in inputs]

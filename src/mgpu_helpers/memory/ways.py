@@ -5,19 +5,22 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers._models import first_calls, graph_of, ready
+from mgpu_helpers._layers import LayerGraph, variables_of
+from mgpu_helpers._models import ready
+from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import balanced, bytes_of, even, narrow
 from mgpu_helpers.graph.step import slot_bytes, training_step
 from mgpu_helpers.graph.walk import LOOPS
 from mgpu_helpers.memory import savers
-from mgpu_helpers.memory.borrowed import borrowed
-from mgpu_helpers.memory.how import How
-from mgpu_helpers.memory.predict import BESIDE, MARGIN, highest
+from mgpu_helpers.memory.borrowing import borrowed
+from mgpu_helpers.memory.how import How, line
+from mgpu_helpers.memory.predicting import BESIDE, MARGIN, highest
 
 # Times what is counted of parts that run again. Traces of one of nine models, three convolutions,
 # held 1.08 to 1.10 times the upper end without it; the others held at most 0.84 times theirs.
@@ -30,8 +33,10 @@ class Way:
     """A way to train, and what it would hold on the device that holds most.
 
     held is the likely number of bytes, and low to high the range. crossing are the bytes that go
-    from one device to another in a step, or to the host and back; work is what the busiest device
-    multiplies, as a share of the step as it is. write is the code.
+    from one device to another in a step, or to the host and back, and within those of them that go
+    between the stages of a row; work is what the busiest device multiplies, as a share of the step
+    as it is. layout is what `fit.use` takes, of a model in mixed_bfloat16 where half says so, and
+    write is the line of code.
     """
 
     name: str
@@ -41,14 +46,22 @@ class Way:
     crossing: int
     work: float
     write: str
+    layout: Layout
+    half: bool = False
+    within: int = 0
 
 
 class Step:
-    """A training step, and what it holds where it is taken another way."""
+    """A training step, and what it holds where it is taken another way.
 
-    def __init__(self, model: Any, batch: int, devices: int, optimizer: Any) -> None:
+    A device holds what lies there all the time, `_always`, and what the step holds at its `_peak`.
+    The range is that of the peak: from the `_least` to the `_most`, and what is there `_perhaps`.
+    What crosses does so `_between` rows, and where rows have stages within them.
+    """
+
+    def __init__(self, model: Any, batch: int, devices: Sequence[str], optimizer: Any) -> None:
         ready(model)
-        self.model, self.batch, self.devices = model, batch, devices
+        self.model, self.batch, self.names, self.devices = model, batch, devices, len(devices)
         self.few = len(model.trainable_variables) <= FEW
         made = training_step(model, savers.PROBE, optimizer if self.few else "sgd")
         self.weights, self.states = bytes_of(made.weights), bytes_of(made.states)
@@ -57,6 +70,7 @@ class Step:
         self.trained = sum(sizes.values())
         self.slots_each = self.slots / max(1, self.trained)
         self.largest = max(sizes.values())
+        # What the optimizer makes of one weight, where its graph is not there to say it.
         self.beside = 0 if self.few else (1 + round(self.slots_each)) * self.largest
         self.uncut = ""  # why the layers are in no groups
         self.groups = self._groups()
@@ -85,21 +99,22 @@ class Step:
         except TypeError as reason:
             self.uncut = str(reason)
             return []
-        graph = graph_of(self.model)
-        calls = _private.calls_of(graph)
-        first = first_calls(calls)
-        ends = [*narrow(graph, calls), len(calls)]
-        self.starts = ends[:-1]
-        return [
-            [name for name, i in first.items() if a <= i < b] for a, b in itertools.pairwise(ends)
-        ]
+        self.graph = LayerGraph(self.model)
+        calls = self.graph.calls
+        ends = [*narrow(self.graph), len(calls)]
+        self.starts, seen = ends[:-1], set()
+        groups: list[list[str]] = []
+        for a, b in itertools.pairwise(ends):  # by the first call of each, as operations are named
+            own = [call.operation.name for call in calls[a:b] if not call.enters]
+            groups.append([name for name in dict.fromkeys(own) if name not in seen])
+            seen.update(own)
+        return groups
 
     @cached_property
     def parts(self) -> list[int]:
-        """Number the part of `fit.recompute` that each group is in."""
-        graph = graph_of(self.model)
-        calls, parts = _private.calls_of(graph), max(2, round(len(self.groups) ** 0.5))
-        starts = even(calls, narrow(graph, calls), parts)
+        """Number the part that runs again that each group is in."""
+        parts = max(2, round(len(self.groups) ** 0.5))
+        starts = even(self.graph.calls, narrow(self.graph), parts)
         return [sum(i >= start for start in starts) for i in self.starts]
 
     @cached_property
@@ -117,7 +132,7 @@ class Step:
     def shard(self) -> int:
         """Give the bytes of trained weights that the fullest of their owners has."""
         trained = {id(v) for v in self.model.trainable_variables}
-        held = [(0, 0)] * self.devices  # as fit.shard gives them out: what is trained first
+        held = [(0, 0)] * self.devices  # as owners get them: what is trained first
         for size, mine in sorted(
             ((bytes_of([v]), id(v) in trained) for v in self.model.weights),
             key=lambda pair: pair[::-1], reverse=True,
@@ -126,67 +141,89 @@ class Step:
             held[0] = held[0][0] + size, held[0][1] + size * mine
         return max(own for _, own in held)
 
-    def count(self, how: How) -> int:
-        """Count the devices that share the batch."""
-        return self.devices if how.shared else 1
-
     def way(self, how: How) -> Way:
         """Count one way to take the step."""
-        n, host = self.count(how), how.state == "host"
-        share = math.ceil(math.ceil(self.batch / n) / how.pieces)
-        twice, barrier = how.pieces > 1, how.elsewhere or how.pieces > 1
-        owners = {"host": 0, "shared": n}.get(how.state, 1)  # of 0 the host updates all
-        own = {"host": 0, "shared": self.states + self.shard * self.slots_each}
-        fixed = self.weights + own.get(how.state, self.states + self.slots)
-        done = how.half, how.parts, n if how.elsewhere else 0
-        others = n - 1 if owners else 0
-        peak = self._curve(done, owners if barrier else None, others).peak(share)
-        whole, sparse = self._gradients(owners)
-        # Keras takes the loss of a softmax from its logits only where no cast comes between.
-        softmax = share * self.softmax
-        peak += 3 * softmax * how.half
-        if not host:
-            peak += self.beside
-        if twice:  # the sums of gradients; of sparse ones there are more at each piece
-            peak += whole + 2 * self.batch * sparse
-        crossing = (n if host else n - 1) * (self.weights + self.trained)
-        if (
-            how.elsewhere
-        ):  # outputs are joined on the host, for a loss on the first device; and back
-            crossing = how.pieces * crossing + 4 * self.batch * self.outputs
-        repeated = self.repeated if how.parts else 0
-        least, most = self._range(peak, share, barrier or how.parts)
-        # What is updated may be so before the last gradient is made.
-        least = min(least, self._curve(done, soon=True).peak(share) + whole * twice)
-        # Devices that share few cores go one after the other, and free more meanwhile; as a piece
-        # does that waits for another one.
-        if n > 1 or how.parts and twice:
-            least *= 1 - MARGIN
-        elif twice:
-            least *= 1 - BESIDE
-        if how.state:  # gradients may leave as they come
-            least = max(0.0, least - self.trained / (1 - MARGIN))
-        if how.parts:  # what a part has left for later may be held while the next one is run again
-            most *= AGAIN
-        if barrier and owners == 1 and sparse:  # an Embedding's rows are those of the whole batch
-            most = max(most, (self.updating + twice * whole) * (1 + BESIDE) / (1 + MARGIN))
-        work = (1 + repeated) * math.ceil(self.batch / n) / self.batch
-        return _made(
-            how.name(self.devices, self.parts[-1] + 1 if how.parts else 1), fixed, peak, crossing,
-            work, how.write(self.devices, self.normalizes),
-            (least, most),
-            # Pieces and parts may make all gradients of others' weights before they send one.
-            beside=(1 + twice) * min(whole, self.largest)
-            + (twice or how.parts) * max(0.0, self.trained - whole)
-            + twice * 2 * self.batch * sparse + 2 * softmax
-            # A metric may look at joined outputs late.
-            + how.elsewhere * math.ceil(self.batch / how.pieces) * self.outputs
-            if barrier else 2 * softmax * (how.half or how.parts) + self.threads,
+        share, peak = how.share(self.batch), self._peak(how)
+        least, most = self._range(peak, share, how.waits or how.again)
+        early = self._curve(*how.rewritten, soon=True).peak(share)
+        early += how.in_pieces * self._gradients(how.owners)[0]
+        work = (1 + (self.repeated if how.again else 0)) * how.of_row(self.batch) / self.batch
+        return self._line(
+            how, self._always(how), peak, self._between(how), work,
+            (self._least(how, least, early), self._most(how, most), self._perhaps(how)),
         )  # fmt: skip
 
+    def _always(self, how: How) -> float:
+        """Count what lies there all the time: weights, slots and the states of metrics."""
+        updated = {"host": 0, "owners": self.states + self.shard * self.slots_each}
+        return self.weights + updated.get(str(how.layout.state), self.states + self.slots)
+
+    def _peak(self, how: How) -> float:
+        """Count the most that the step holds at once beside what lies there all the time."""
+        share = how.share(self.batch)
+        come = how.rows - 1 if how.owners else 0  # gradients of others, for an owner's weights
+        curve = self._curve(*how.rewritten, how.owners if how.waits else None, come)
+        # Keras takes the loss of a softmax from its logits only where no cast comes between.
+        casts = 3 * share * self.softmax * how.half
+        updated = self.beside if how.owners else 0
+        return curve.peak(share) + casts + updated + self._sums(how)
+
+    def _sums(self, how: How) -> float:
+        """Count the sums of gradients over pieces; of sparse ones there are more at each piece."""
+        whole, sparse = self._gradients(how.owners)
+        return how.in_pieces * (whole + 2 * self.batch * sparse)
+
+    def _between(self, how: How) -> float:
+        """Count what crosses between rows, or from and to the host.
+
+        At each piece these are weights and their gradients. Outputs are joined on the first device,
+        for a loss, and gradients go back.
+        """
+        n = how.rows
+        weights = (n if how.owners == 0 else n - 1) * (self.weights + self.trained)
+        return how.layout.pieces * weights + 2 * self.batch * self.outputs * (n - 1) / n
+
+    def _least(self, how: How, least: float, early: float) -> float:
+        """Lower the least by what may go sooner; early is with updates as soon as they can be."""
+        least = min(least, early)
+        # Devices that share few cores go one after the other, and free more meanwhile; as a piece
+        # does that waits for another one.
+        if how.rows > 1 or how.again and how.in_pieces:
+            least *= 1 - MARGIN
+        elif how.in_pieces:
+            least *= 1 - BESIDE
+        if how.layout.state != "home":  # gradients may leave as they come
+            least = max(0.0, least - self.trained / (1 - MARGIN))
+        return least
+
+    def _most(self, how: How, most: float) -> float:
+        """Raise the most by what the order of operations does not tell."""
+        if how.again:  # what a part has left may be held while the next one is run again
+            most *= AGAIN
+        whole, sparse = self._gradients(how.owners)
+        if how.waits and how.owners == 1 and sparse:  # an Embedding's rows are of the whole batch
+            updating = self.updating + how.in_pieces * whole
+            most = max(most, updating * (1 + BESIDE) / (1 + MARGIN))
+        return most
+
+    def _perhaps(self, how: How) -> float:
+        """Count what may be held twice: gradients and their sums, a softmax, outputs."""
+        softmax = 2 * how.share(self.batch) * self.softmax
+        if not how.waits:
+            return softmax * (how.half or how.again) + self.threads
+        whole, sparse = self._gradients(how.owners)
+        sent = (1 + how.in_pieces) * min(whole, self.largest)
+        if how.in_pieces or how.again:  # they may make all gradients of others' weights first
+            sent += max(0.0, self.trained - whole)
+        sums = how.in_pieces * 2 * self.batch * sparse
+        # A metric may look at joined outputs late.
+        joined = math.ceil(self.batch / how.layout.pieces) * self.outputs
+        return sent + sums + softmax + bool(how.layout.devices) * joined
+
     @functools.cache  # noqa: B019  a step lives as long as its plan is made
-    def _order(self, half: bool, parts: bool, joined: int, soon: bool = False) -> savers.Order:
-        if parts:
+    def _order(self, half: bool, again: bool, joined: int, soon: bool = False) -> savers.Order:
+        """Rewrite the step, and list it in its order; soon is with early updates."""
+        if again:
             return savers.again(self._order(half, False, joined, soon), self.parts, soon)
         if joined:
             return savers.joined(self._order(half, False, 0, soon), self.model, joined)
@@ -196,24 +233,25 @@ class Step:
 
     @functools.cache  # noqa: B019
     def _curve(
-        self, done: tuple[bool, bool, int], owners: int | None = None, others: int = 0,
+        self, half: bool, again: bool, joined: int, owners: int | None = None, come: int = 0,
         soon: bool = False,
     ) -> savers.Curve:  # fmt: skip
-        order = self._order(*done, soon)
-        return (order if owners is None else savers.averaged(order, others, owners)).curve()
+        """Count what is held over time; owners, if given, wait for gradients that come to them."""
+        order = self._order(half, again, joined, soon)
+        return (order if owners is None else savers.averaged(order, come, owners)).curve()
 
     @functools.cache  # noqa: B019
-    def _curves(self, barrier: bool) -> list[savers.Curve]:
+    def _curves(self, waits: bool) -> list[savers.Curve]:
         """Count the step as it is in several orders, also where updates wait for all gradients."""
-        orders = map(savers.averaged, self.orders) if barrier else self.orders
+        orders = map(savers.averaged, self.orders) if waits else self.orders
         return [order.curve() for order in orders]
 
-    def _range(self, peak: float, share: int, barrier: bool = False) -> tuple[float, float]:
+    def _range(self, peak: float, share: int, waits: bool = False) -> tuple[float, float]:
         """Give the least and the most that a peak may be where operations start in another order.
 
         That is as many times less or more as the step as it is, and no more bytes beyond.
         """
-        peaks = [curve.peak(share) for curve in self._curves(barrier)]
+        peaks = [curve.peak(share) for curve in self._curves(waits)]
         likely, least, most = peaks[0], min(peaks), max(peaks[:-1])  # the last is "early"
         return peak * least / likely, min(peak * most / likely, peak + most - likely)
 
@@ -237,7 +275,7 @@ class Step:
     def _gradients(self, owners: int) -> tuple[float, float]:
         """Give the bytes of the first owner's gradients, and of sparse ones for each example."""
         sizes = [node.bytes[i] for node, i in savers.gradients(self.order, owners)]
-        sparse = sum(size for size in sizes if size % savers.PROBE == 0)
+        sparse = sum(filter(savers.grows, sizes))
         return sum(sizes) - sparse, sparse / savers.PROBE
 
     @cached_property
@@ -247,63 +285,79 @@ class Step:
     @cached_property
     def repeated(self) -> float:
         """Give the share of the step's products that recomputation repeats."""
-        late = self.order.back | self.order.updates
-        again = sum(
-            n for node, n in self.flops.items()
-            if node not in late and self.parts[self.order.place[node]] < self.parts[-1]
-        )  # fmt: skip
+        part = {node: self.parts[self.order.place[node]] for node in self.order.forward}
+        again = sum(self.flops[node] for node in part if part[node] < self.parts[-1])
         return again / max(1, sum(self.flops.values()))
 
-    def split(self) -> Way:
-        """Count the layers in a stage for each device, cut so that the fullest has least."""
-        n = self.devices
-        kept = [0.0] * len(self.groups)
-        for node in self.order.nodes:
-            if node not in self.order.back | self.order.updates:
-                each = sum(size for size in node.bytes if size % savers.PROBE == 0)
-                kept[self.order.place[node]] += each / savers.PROBE * self.batch
-        layers = {layer.name: layer for layer in graph_of(self.model).layers}
-        owned = [
-            {id(v): v for name in group if name in layers for v in layers[name].variables}
-            for group in self.groups
-        ]
-        trained = {id(v) for v in self.model.trainable_variables}
-        state = [
-            sum(bytes_of([v]) * (1 + self.slots_each * (key in trained))
-                for key, v in each.items())
-            for each in owned
-        ]  # fmt: skip
-        sizes = [a + b for a, b in zip(kept, state, strict=True)]
-        starts = balanced(sizes, [0] * len(sizes), n)
-        device = [sum(i >= start for start in starts) for i in range(len(sizes))]
-        order = savers.apart(self.order, device)
-        own = [sum(s for s, d in zip(state, device, strict=True) if d == i) for i in range(n)]
-        peaks = [curve.peak(self.batch) + self.beside for curve in order.curves(order.place, n)]
-        fixed, peak = max(zip(own, peaks, strict=True), key=sum)
-        crossing = sum(
-            sum(node.bytes) / savers.PROBE * self.batch if node.bytes[0] % savers.PROBE == 0
-            else sum(node.bytes)
-            for node in order.nodes if node.op.type == "Copy"
+    def split(self, stages: int) -> Way:
+        """Count the layers in so many stages, and rows of devices with a stage each.
+
+        Several rows share the batch; then the first, which has the weights, holds most.
+        """
+        rows = self.devices // stages
+        stage = self._stages(stages, math.ceil(self.batch / rows))
+        begin = [self.graph.calls[self.starts[stage.index(i)]].name for i in range(1, stages)]
+        how = How(Layout(self.names, stages=begin))
+        share = how.share(self.batch)
+
+        def peaks(order: savers.Order) -> list[float]:
+            return [c.peak(share) + self.beside for c in order.curves(order.place, stages)]
+
+        order = one = savers.apart(self.order, stage)
+        if rows > 1:
+            order = savers.averaged(savers.apart(self._order(*how.rewritten), stage), rows - 1)
+        always = [sum(size for size, of in zip(self.lies, stage, strict=True) if of == i)
+                  for i in range(stages)]  # fmt: skip
+        fixed, peak = max(zip(always, peaks(order), strict=True), key=sum)
+        least, most = self._range(peak, share, rows > 1)
+        # A loss that is elsewhere; and a device may begin an update before one has ended, and goes
+        # forward or back when another one is ready, which no order on one device tells.
+        perhaps = share * self.outputs + self.largest + 0.1 * peak
+        if rows > 1:
+            early = peaks(savers.apart(self._order(*how.rewritten, True), stage))
+            least, most = self._least(how, least, max(early)), self._most(how, most)
+            perhaps += self._perhaps(how)
+        within = sum(
+            size / savers.PROBE * self.batch if savers.grows(size) else size * rows
+            for node in one.nodes if node.op.type == "Copy" for size in node.bytes
         )  # fmt: skip
-        by = [0] * n
+        work = [0] * stages
         for node, flops in self.flops.items():
-            by[device[self.order.place[node]]] += flops
-        at = [self.groups[device.index(i)][0] for i in range(1, max(device) + 1)]
-        return _made(
-            f"split over {n} devices at {', '.join(map(repr, at))}", fixed, peak, crossing,
-            max(by) / max(1, sum(by)), f"fit.split(model, plan.devices, at={at})",
-            self._range(peak, self.batch),
-            # A loss that is elsewhere; and a device may begin an update before one has ended, and
-            # goes forward or back when another one is ready, which no order on one device tells.
-            beside=self.batch * self.outputs + self.largest + 0.1 * peak,
+            work[stage[self.order.place[node]]] += flops
+        busiest = max(work) / max(1, sum(work)) * (how.of_row(self.batch) / self.batch)
+        ends = least, most, perhaps
+        return self._line(how, fixed, peak, self._between(how), busiest, ends, within)
+
+    @cached_property
+    def lies(self) -> list[float]:
+        """Give the bytes of the weights and slots of each group of layers."""
+        trained = {id(v) for v in self.model.trainable_variables}
+        ends = [*self.starts, len(self.graph.calls)]
+        owned = [{id(v): v for v in variables_of(self.graph.calls[a:b])}
+                 for a, b in itertools.pairwise(ends)]  # fmt: skip
+        return [sum(bytes_of([v]) * (1 + self.slots_each * (key in trained))
+                    for key, v in each.items()) for each in owned]  # fmt: skip
+
+    def _stages(self, stages: int, share: int) -> list[int]:
+        """Number the stage of each group of layers, so that the fullest has least."""
+        kept = [0.0] * len(self.groups)
+        for node in self.order.forward:
+            each = sum(filter(savers.grows, node.bytes)) / savers.PROBE
+            kept[self.order.place[node]] += each * share
+        sizes = [a + b for a, b in zip(kept, self.lies, strict=True)]
+        starts = balanced(sizes, [0] * len(sizes), stages)
+        return [sum(i >= start for start in starts) for i in range(len(sizes))]
+
+    def _line(
+        self, how: How, fixed: float, peak: float, between: float, work: float,
+        ends: tuple[float, float, float], within: float = 0,
+    ) -> Way:  # fmt: skip
+        """Make a line of a plan; ends are of the peak: the least, the most, and what is beside."""
+        least, most, perhaps = ends
+        return Way(
+            how.name(self.parts[-1] + 1 if how.again else 1), held=round(fixed + peak),
+            low=round(fixed + (1 - MARGIN) * least),
+            high=round(fixed + (1 + MARGIN) * most + perhaps), crossing=round(between + within),
+            work=work, write=line(how.layout, how.half, self.names), layout=how.layout,
+            half=how.half, within=round(within),
         )  # fmt: skip
-
-
-def _made(
-    name: str, fixed: float, peak: float, crossing: float, work: float, write: str,
-    ends: tuple[float, float], beside: float = 0.0,
-) -> Way:  # fmt: skip
-    """Make a line; beside is what may be held twice, sums of gradients and what they are of."""
-    low = fixed + (1 - MARGIN) * ends[0]
-    high = fixed + (1 + MARGIN) * ends[1] + beside
-    return Way(name, round(fixed + peak), round(low), round(high), round(crossing), work, write)

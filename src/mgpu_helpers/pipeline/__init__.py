@@ -1,24 +1,27 @@
-"""A model in stages, each on its device; a batch in pieces; and the order in which devices work.
+"""In which order the stages of a model take the pieces of a batch, and where to cut the model.
 
-Lessons 12 and 14 build it in front of the reader.
+Orders are data, which lesson 14 writes down. `fit.use(model, plan, stages=2, pieces=4)` runs them.
 """
 
-from mgpu_helpers.pipeline.cutting import best_cut, cuts
-from mgpu_helpers.pipeline.models import places, stages
-from mgpu_helpers.pipeline.run import Stage, gradients, updater
-from mgpu_helpers.pipeline.schedule import all_forward, one_by_one, one_forward_one_backward
+from mgpu_helpers._gone import gone
+from mgpu_helpers.pipeline.cutting import best_cut, cuts, places
+from mgpu_helpers.pipeline.schedule import (
+    all_forward,
+    one_by_one,
+    one_forward_one_backward,
+    run_times,
+)
 from mgpu_helpers.pipeline.tasks import spans
 
 __all__ = [
     "all_forward",
     "best_cut",
     "cuts",
-    "gradients",
     "one_by_one",
     "one_forward_one_backward",
     "places",
+    "run_times",
     "spans",
-    "Stage",
-    "stages",
-    "updater",
 ]
+
+__getattr__ = gone(__name__)

@@ -6,9 +6,12 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mgpu_helpers._formatting import size_text
-from mgpu_helpers.trace.passes import edges, passes
+from mgpu_helpers._layers import LayerGraph
+from mgpu_helpers._models import ready
+from mgpu_helpers.trace.both_passes import edges, passes
 from mgpu_helpers.trace.records import curve
 from mgpu_helpers.trace.step import Trace, traced
 
@@ -129,3 +132,32 @@ def best_cut(
     if by not in costs:
         raise ValueError(f"by={by!r} is not a cost: use {', '.join(map(repr, costs))}.")
     return min(cuts(trace, layers, len(devices), held), key=costs[by])
+
+
+def places(model: Any) -> dict[str, list[str]]:
+    """List the layers in front of which one tensor crosses, each with the layers up to the next.
+
+    The first is where the model begins. `best_cut` takes them, and `fit.use` takes what it finds:
+    `stages=cut.starts`. A model inside the model is one layer here.
+
+    >>> import keras
+    >>> x = keras.Input((3,))
+    >>> a = keras.layers.Dense(3, name="a")(x)
+    >>> b = keras.layers.Dense(3, name="b")(a)
+    >>> places(keras.Model(x, keras.layers.Add(name="c")([a, b])))
+    {'a': ['a'], 'b': ['b', 'c']}
+    """
+    ready(model, functional=True, single=False)
+    graph = LayerGraph(model)
+    crosses = graph.crossing()
+    found: dict[str, list[str]] = {}
+    seen: set[str] = set()
+    for i, call in enumerate(graph.calls):
+        name = call.name.partition("/")[0]
+        if name in seen:
+            continue
+        seen.add(name)
+        if i == 0 or len(crosses[i]) == 1:
+            found[name] = start = []
+        start.append(name)
+    return found

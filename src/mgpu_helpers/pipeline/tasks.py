@@ -33,7 +33,7 @@ class Span:
 
 
 def spans(trace: Trace) -> list[Span]:
-    """Find the tasks of `gradients` in a trace, by their start; none gives an empty list.
+    """Find the tasks of a model in stages in a trace, by their start; none gives an empty list.
 
     A task starts where a hundredth of its work is done: what looks at shapes alone may run earlier.
 
@@ -56,7 +56,7 @@ def spans(trace: Trace) -> list[Span]:
 
 
 def task_of(op: Op) -> tuple[int, str] | None:
-    """Find the stage and the task of an operation of `gradients`; None for any other.
+    """Find the stage and the task of an operation of a model in stages; None for any other.
 
     On a GPU TensorFlow's layout optimizer adds transposes. One that several tasks use is called
     after any of them, so that its name tells nothing, and it counts with none.
@@ -64,10 +64,10 @@ def task_of(op: Op) -> tuple[int, str] | None:
     >>> task_of(Op("stage_1/F0/MatMul", "MatMul", "/CPU:2", 0.0, 0.1))
     (1, 'F0')
     """
-    named = re.search(r"(?:^|/)stage_(\d+)/([FB]\d+)(?:_\d+)?/", op.name)
+    named = re.search(r"(?:^|/)(?:(B\d+)(?:_\d+)?/.*)?stage_(\d+)/([FB]\d+)(?:_\d+)?/", op.name)
     if not named or op.type in FREE or op.name.endswith("-LayoutOptimizer"):
         return None
-    return int(named[1]), named[2]
+    return int(named[2]), named[1] or named[3]
 
 
 def stream(tasks: Sequence[Sequence[Any]]) -> None:

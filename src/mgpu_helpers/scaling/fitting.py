@@ -18,8 +18,8 @@ from mgpu_helpers.scaling.model import (
     Breakdown,
     Cost,
     Estimate,
-    Layout,
     Measurement,
+    Setting,
     Workload,
     step_time,
     used_by,
@@ -67,25 +67,25 @@ class Fit:
     def errors(self) -> tuple[float, ...]:
         """Return predicted over measured, less 1, for each row."""
         return tuple(
-            step_time(self.workload, m.layout, self.cost).total / m.seconds - 1
+            step_time(self.workload, m.setting, self.cost).total / m.seconds - 1
             for m in self.measurements
         )
 
-    def predict(self, layout: Layout) -> Breakdown:
+    def predict(self, setting: Setting) -> Breakdown:
         """Predict the parts of a step, in seconds, with their interval and what speaks against it.
 
         The interval comes from the scatter of the rows and from what they leave open of the
-        coefficients, so it is wider the further a layout lies from the rows. It knows nothing of
-        what the model leaves out. Raises ValueError where the rows do not tell what such a layout
+        coefficients, so it is wider the further a setting lies from the rows. It knows nothing of
+        what the model leaves out. Raises ValueError where the rows do not tell what such a setting
         takes.
         """
-        parts = step_time(self.workload, layout, self.cost)
-        _check(self, layout)
+        parts = step_time(self.workload, setting, self.cost)
+        _check(self, setting)
         low = high = None
         if _spare(self) > 0:
-            factor = _factor(self, asks(self.workload, layout, self.terms) / parts.total, 1)
+            factor = _factor(self, asks(self.workload, setting, self.terms) / parts.total, 1)
             low, high = parts.total / factor, parts.total * factor
-        return replace(parts, low=low, high=high, doubts=_doubts(self, layout))
+        return replace(parts, low=low, high=high, doubts=_doubts(self, setting))
 
 
 def _spare(fit: Fit) -> int:
@@ -105,31 +105,31 @@ def _factor(fit: Fit, slope: np.ndarray, fresh: int) -> float:
     return math.exp(student(_spare(fit)) * scatter * math.sqrt(fresh + leverage**2))
 
 
-def _check(fit: Fit, layout: Layout, given: Sequence[str] = ()) -> None:
-    """Raise ValueError if the rows say nothing of what a layout asks, but for given terms."""
+def _check(fit: Fit, setting: Setting, given: Sequence[str] = ()) -> None:
+    """Raise ValueError if the rows say nothing of what a setting asks, but for given terms."""
     terms = [term for term in fit.asked if term not in given]
     measured, scale = matrix(fit.workload, fit.measurements, terms)
-    wanted = asks(fit.workload, layout, terms) / scale
+    wanted = asks(fit.workload, setting, terms) / scale
     known = wanted @ np.linalg.pinv(measured, rcond=NOISE) @ measured
     off = np.abs(wanted - known) > 1e-6 * np.linalg.norm(wanted)
     missing = [term for term, far in zip(terms, off, strict=True) if far]
     if missing:
         why = "; ".join(f"{t} ({fit.unidentified.get(t, 'not determined')})" for t in missing)
-        told = f"the rows cannot say what {layout} takes: they do not determine"
+        told = f"the rows cannot say what {setting} takes: they do not determine"
         raise ValueError(f"{told} {why}.")
 
 
-def _doubts(fit: Fit, layout: Layout, given: Sequence[str] = ()) -> tuple[str, ...]:
+def _doubts(fit: Fit, setting: Setting, given: Sequence[str] = ()) -> tuple[str, ...]:
     """List what speaks against a prediction; the given terms are not the rows' to tell."""
-    most = max(m.layout.devices for m in fit.measurements)
-    batches = sorted({m.layout.per_device_batch for m in fit.measurements})
-    devices, batch, doubts = layout.devices, layout.per_device_batch, []
+    most = max(m.setting.devices for m in fit.measurements)
+    batches = sorted({m.setting.per_device_batch for m in fit.measurements})
+    devices, batch, doubts = setting.devices, setting.per_device_batch, []
     if devices > most:
         doubts.append(f"{counted(devices, 'device')}, where the rows have {most} at most")
     if not batches[0] <= batch <= batches[-1]:
         span = f"{batches[0]} to {batches[-1]}"
         doubts.append(f"a per-device batch of {batch:g}, where the rows have {span}")
-    uses = used_by(fit.workload, layout)
+    uses = used_by(fit.workload, setting)
     vague = [t for t in fit.terms if t in fit.unidentified and uses[t] and t not in given]
     if _spare(fit) <= 0:
         size = _size(len(fit.measurements), len(fit.terms))
@@ -149,19 +149,19 @@ def fit(
     told by the rows if without it they are fitted worse than their scatter allows: the sum of
     squares then grows by more than t squared times the variance of a row, with Student's t at 95 %.
 
-    >>> rows = [Measurement(Layout(1, 64), 0.011), Measurement(Layout(1, 128), 0.019)]
+    >>> rows = [Measurement(Setting(1, 64), 0.011), Measurement(Setting(1, 128), 0.019)]
     >>> fitted = fit(Workload("mine", 1000, 5e6), rows)
-    >>> fitted.predict(Layout(1, 256))
+    >>> fitted.predict(Setting(1, 256))
     35 ms: arithmetic 32, fixed 3; in doubt: a per-device batch of 256, ...
     """
     rows, asked = tuple(measurements), ALWAYS if terms is None else tuple(terms)
     if not rows:
         raise ValueError(f"there is no row of {workload.name} to fit: measure some steps.")
     for row in rows:
-        slowest = max(other.seconds for other in rows if other.layout == row.layout)
+        slowest = max(other.seconds for other in rows if other.setting == row.setting)
         if slowest > 2 * row.seconds:
             raise ValueError(
-                f"{row.layout} took {row.seconds:.3g} s in one row and {slowest:.3g} s in "
+                f"{row.setting} took {row.seconds:.3g} s in one row and {slowest:.3g} s in "
                 "another: fit the rows of one network on one machine."
             )
     fitted: tuple[str, ...] = ()
@@ -178,45 +178,45 @@ def fit(
     return Fit(workload, rows, asked, fitted, cost, {term: why for term, why in reasons if why})
 
 
-def speedup(fit: Fit, layout: Layout, *, link: Link | None = None) -> Estimate:
-    """Give how many times as many examples a second a layout trains as one device.
+def speedup(fit: Fit, setting: Setting, *, link: Link | None = None) -> Estimate:
+    """Give how many times as many examples a second a setting trains as one device.
 
-    The one device has the batch of each device of the layout (weak scaling). About 95 % of the
+    The one device has the batch of each device of the setting (weak scaling). About 95 % of the
     speed-ups that are measured lie from low to high. link is another link between the devices than
     that of the rows; its band is in low and high.
 
     >>> seconds = {1: 0.30, 2: 0.32, 4: 0.325}
-    >>> rows = [Measurement(Layout(n, 64, "ring"), s) for n, s in seconds.items()]
+    >>> rows = [Measurement(Setting(n, 64, "ring"), s) for n, s in seconds.items()]
     >>> fitted = fit(Workload("mine", 10_000_000), rows, ["arithmetic", "moving"])
-    >>> speedup(fitted, Layout(8, 64, "ring"))
+    >>> speedup(fitted, Setting(8, 64, "ring"))
     7.27 (5.8 to 9.11); in doubt: 8 devices, where the rows have 4 at most; ...
     """
-    one = replace(layout, devices=1, path="data")
+    one = replace(setting, devices=1, path="data")
     given = ("moving", "latency") if link else ()
-    for each in (one, layout):
+    for each in (one, setting):
         _check(fit, each, given)
 
-    def seconds(each: Layout, road: Link | None) -> float:
+    def seconds(each: Setting, road: Link | None) -> float:
         return step_time(fit.workload, each, fit.cost.over(road)).total
 
     def gain(road: Link | None) -> float:
-        examples = layout.global_batch_size / one.global_batch_size
-        return examples * seconds(one, road) / seconds(layout, road)
+        examples = setting.global_batch_size / one.global_batch_size
+        return examples * seconds(one, road) / seconds(setting, road)
 
-    doubts = _doubts(fit, layout, given)
+    doubts = _doubts(fit, setting, given)
     if _spare(fit) <= 0:
         return Estimate(gain(link), doubts=doubts)
     told = np.array([term not in given for term in fit.terms])
-    slopes = [told * asks(fit.workload, e, fit.terms) / seconds(e, link) for e in (one, layout)]
-    factor = 1.0 if one == layout else _factor(fit, slopes[0] - slopes[1], 2)
+    slopes = [told * asks(fit.workload, e, fit.terms) / seconds(e, link) for e in (one, setting)]
+    factor = 1.0 if one == setting else _factor(fit, slopes[0] - slopes[1], 2)
     ends = [replace(link, bandwidth=end) for end in (link.low, link.high)] if link else [None] * 2
     low, high = map(gain, ends)
     return Estimate(gain(link), low / factor, high * factor, doubts)
 
 
-def asks(workload: Workload, layout: Layout, terms: Sequence[str]) -> np.ndarray:
-    """Count what one step of a layout asks of each term."""
-    uses = used_by(workload, layout)
+def asks(workload: Workload, setting: Setting, terms: Sequence[str]) -> np.ndarray:
+    """Count what one step of a setting asks of each term."""
+    uses = used_by(workload, setting)
     return np.array([uses[term] for term in terms], float)
 
 
@@ -225,7 +225,7 @@ def matrix(workload: Workload, rows: Rows, terms: Sequence[str]) -> tuple[np.nda
 
     The columns are divided by their lengths, 1 for an empty one. Times the costs it should be 1.
     """
-    table = np.array([asks(workload, row.layout, terms) / row.seconds for row in rows])
+    table = np.array([asks(workload, row.setting, terms) / row.seconds for row in rows])
     lengths = np.linalg.norm(table, axis=0)
     scale = np.where(lengths > 0, lengths, 1.0)
     return table / scale, scale

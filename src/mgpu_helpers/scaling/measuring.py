@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mgpu_helpers.scaling.model import Layout, Measurement
+from mgpu_helpers.scaling.model import Measurement, Setting
 
 
 def measure(
@@ -23,7 +23,7 @@ def measure(
     step_of(n, batch) makes the step: a function without arguments, or a tuple of a function and its
     arguments. All are made first and then timed in turn, so that a machine that drifts slows all
     alike; each is waited for. Where a call takes several steps, as `fit` does, `steps` says how
-    many. `variables` is that of `Layout`.
+    many. `variables` is that of `Setting`.
 
     In cores mode eager code and `tf.function` share one pool of threads for all devices, so a
     single device may work on several cores at once: then more devices gain less than they do where
@@ -35,7 +35,7 @@ def measure(
     >>> def step_of(n, batch):
     ...     shards = [tf.ones([batch, 4])] * n
     ...     return tf.function(lambda: towers.run(tf.reduce_sum, plan.devices[:n], shards))
-    >>> [row.layout for row in measure(step_of, batches=[8], repeats=5)]
+    >>> [row.setting for row in measure(step_of, batches=[8], repeats=5)]
     [1 device x 8, 2 devices x 8]
     """
     from mgpu_helpers import timing
@@ -47,7 +47,7 @@ def measure(
             f"devices={list(devices)}, and the plan has {len(plan)}: leave out what is above, or "
             f"restart with devices.setup({most})."
         )
-    runs = {Layout(n, b, variables): _run(step_of(n, b)) for n in devices for b in batches}
+    runs = {Setting(n, b, variables): _run(step_of(n, b)) for n in devices for b in batches}
     taken = timing.several(runs, warmup=warmup, repeats=repeats)
     return [Measurement(each, taken[each].median / steps, "measured here") for each in runs]
 

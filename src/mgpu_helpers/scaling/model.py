@@ -1,4 +1,4 @@
-"""What a training step costs: a sum of six terms, counted from the network and the layout.
+"""What a training step costs: a sum of six terms, counted from the network and its setting.
 
 A step takes
 
@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers.scaling.links import Link
+
+if TYPE_CHECKING:
+    from mgpu_helpers.fit.layout import Layout
 
 KEPT = {"device": "", "host": ", variables on the host", "ring": ", averaged in a ring"}
 
@@ -73,14 +76,14 @@ class Workload:
 
 
 @dataclass(frozen=True, repr=False)
-class Layout:
-    """How a step is laid out: each device has a shard, or two devices have half the network each.
+class Setting:
+    """What is counted of a step: each device has a shard, or two devices have half the network.
 
     The variables are on the first device or on the host, which averages; "ring" stands for a copy
     on every device and gradients that are averaged in a ring. On the path "split" both devices
     see the whole batch, and it is their per-device batch.
 
-    >>> Layout(devices=2, per_device_batch=128, variables="host")
+    >>> Setting(devices=2, per_device_batch=128, variables="host")
     2 devices x 128, variables on the host
     """
 
@@ -105,6 +108,31 @@ class Layout:
             text = f"model split over 2 devices, batch {self.per_device_batch}"
         return text + KEPT[self.variables]
 
+    @classmethod
+    def of(cls, layout: Layout, batch: float) -> Setting:
+        """Make the setting of a `fit.Layout`, for the batch that `fit` takes, of all its devices.
+
+        Variables at "home" are taken to be on the first device. No layout is a ring: for one, as
+        `fit.strategy` has it on GPUs, write `Setting(8, 64, "ring")`. A layout with what is not
+        counted here, such as pieces, raises a ValueError.
+
+        >>> from mgpu_helpers.fit import Layout
+        >>> Setting.of(Layout(("/GPU:0", "/GPU:1"), state="host"), batch=256)
+        2 devices x 128, variables on the host
+        """
+        n, told = len(layout.devices), ("devices", "state", "stages", "schedule", "synchronized")
+        beside = (f for f in fields(layout) if f.name not in told)
+        more = any(getattr(layout, f.name) != f.default for f in beside)
+        if not n or more or layout.state not in ("home", "host") or layout.staged and n != 2:
+            raise ValueError(
+                f"{layout}: what it costs is not counted here. Give one with devices, on which the "
+                'whole model is, or two stages, and no other option but state="host".'
+            )
+        shares = 1 if layout.staged else n
+        each = batch / shares if batch % shares else batch // shares
+        variables = "host" if layout.state == "host" else "device"
+        return cls(n, each, variables, "split" if layout.staged else "data")
+
     @property
     def global_batch_size(self) -> float:
         """Return the examples of a step on all devices together."""
@@ -118,23 +146,23 @@ class Measurement:
     Both are None where nobody wrote them down.
     """
 
-    layout: Layout
+    setting: Setting
     seconds: float
     source: str = ""
     memory: tuple[int, ...] | None = None
     total: float | None = None
 
     def __post_init__(self) -> None:
-        positive(f"{self.layout}: seconds", self.seconds, "the time of a step")
+        positive(f"{self.setting}: seconds", self.seconds, "the time of a step")
 
     @classmethod
-    def of_rate(cls, layout: Layout, examples_per_second: float, source: str = "") -> Measurement:
+    def of_rate(cls, setting: Setting, examples_per_second: float, source: str = "") -> Measurement:
         """Make a measured step from the examples a second on all devices together.
 
-        >>> Measurement.of_rate(Layout(8, 64), 1024).seconds
+        >>> Measurement.of_rate(Setting(8, 64), 1024).seconds
         0.5
         """
-        return cls(layout, layout.global_batch_size / examples_per_second, source)
+        return cls(setting, setting.global_batch_size / examples_per_second, source)
 
 
 @dataclass(frozen=True)
@@ -213,24 +241,24 @@ class Breakdown(Cost):
         return self.total.text(1e3, f" ms: {named}")
 
 
-def used_by(workload: Workload, layout: Layout) -> dict[str, float]:
+def used_by(workload: Workload, setting: Setting) -> dict[str, float]:
     """Count what a step asks of each term."""
-    n, batch, host = layout.devices, layout.per_device_batch, layout.variables == "host"
-    if layout.path == "data":
+    n, batch, host = setting.devices, setting.per_device_batch, setting.variables == "host"
+    if setting.path == "data":
         messages = 2 * n if host else 2 * (n - 1)
-        moved = messages * workload.bytes / (n if layout.variables == "ring" else 1)
+        moved = messages * workload.bytes / (n if setting.variables == "ring" else 1)
     elif workload.split_bytes is None:
         raise ValueError(f"{workload.name} has split_bytes=None: give what crosses the cut.")
     else:  # each parameter to the host and back once, each example over the cut and back
         messages = 2 + 2 * host
         moved = 2 * host * workload.bytes + workload.split_bytes * batch
-    counts = (batch, 1, float(host), moved, layout.global_batch_size, messages)
+    counts = (batch, 1, float(host), moved, setting.global_batch_size, messages)
     return dict(zip(TERMS, counts, strict=True))
 
 
-def step_time(workload: Workload, layout: Layout, cost: Cost) -> Breakdown:
+def step_time(workload: Workload, setting: Setting, cost: Cost) -> Breakdown:
     """Predict the parts of a step, in seconds, from a cost that is known."""
-    uses = used_by(workload, layout)
+    uses = used_by(workload, setting)
     return Breakdown(**{term: uses[term] * getattr(cost, term) for term in TERMS})
 
 
@@ -246,4 +274,4 @@ def ring(
     >>> round(ring(work, cost, 4, 32).total, 4)
     0.0088
     """
-    return step_time(workload, Layout(n, batch, "ring"), cost.over(link))
+    return step_time(workload, Setting(n, batch, "ring"), cost.over(link))

@@ -1,11 +1,13 @@
 """A tower per device: split a batch, run a function on every device, average the gradients.
 
-Lesson 08 builds the first half in front of the reader, lesson 09 the second; `train_step` does all
-of it for a Keras model.
+Lesson 08 builds the first half in front of the reader, lesson 09 the second. `fit.use` does all of
+it for a Keras model.
 """
 
+from mgpu_helpers._gone import gone
 from mgpu_helpers.towers.averages import average
 from mgpu_helpers.towers.shards import make_parallel, run, split
-from mgpu_helpers.towers.train import train_step
 
-__all__ = ["average", "make_parallel", "run", "split", "train_step"]
+__all__ = ["average", "make_parallel", "run", "split"]
+
+__getattr__ = gone(__name__)

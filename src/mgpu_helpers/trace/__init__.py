@@ -6,7 +6,7 @@ Lesson 00 shows the first one, lesson 01 TensorFlow's placement log.
 from mgpu_helpers.trace.fit import fit_step
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.log import placement
-from mgpu_helpers.trace.read import read, session_step
+from mgpu_helpers.trace.reading import read, session_step
 from mgpu_helpers.trace.records import Op
 from mgpu_helpers.trace.step import Trace, load
 

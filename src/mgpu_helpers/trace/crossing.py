@@ -9,7 +9,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._names import short
-from mgpu_helpers.trace.operations import plain_name, size_of
+from mgpu_helpers.trace.by_operation import plain_name, size_of
 from mgpu_helpers.trace.records import Collective, Copy, Op, nanos
 
 # Those that give a tensor, which is their first input.

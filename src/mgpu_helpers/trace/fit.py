@@ -18,7 +18,8 @@ def fit_step(model: Any, data: Any) -> Trace:
     data is what fit takes: a tf.data.Dataset, a keras.utils.PyDataset, an iterable of batches; or a
     tuple, which is one batch (x,), (x, y) or (x, y, sample_weight) itself, of arrays or tensors. A
     generator is left without its first batch. What fit would build first (layers, the optimizer's
-    variables) is built.
+    variables) is built. A model that `fit.use` has laid out is traced so: with all rows, stages and
+    pieces of the batch, each on its device.
 
     The step is traced alone, as operations: what fit does beyond that is warned of, which is to
     compile it with XLA, to run it eagerly, or several steps in one call.

@@ -9,7 +9,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers.trace.outside import copied, given
-from mgpu_helpers.trace.read import session_step
+from mgpu_helpers.trace.reading import session_step
 from mgpu_helpers.trace.step import Trace
 
 

@@ -11,7 +11,7 @@ from mgpu_helpers.trace.records import Op
 _AROUND = re.compile(
     r"(?<![^/])(?:Func/(?:(?:Stateful)?PartitionedCall(?:_\d+)?/)+(?:in|out)put(?:_control_node)?"
     r"|(?:Func|(?:Stateful)?PartitionedCall|\w+Optimizer|ConstantFolding|gradient_tape|gradients"
-    r"|while|body|cond|then|else|(?:tower|replica)_\d+|stage_\d+/[FB]\d+)(?:_\d+)?|_\d+)/"
+    r"|while|body|cond|then|else|(?:tower|replica)_\d+|stage_\d+/[FB]\d+|B\d+)(?:_\d+)?|_\d+)/"
 )
 # What is no scope at the end: an input of a function, and the reading of a variable.
 _END = re.compile(

@@ -24,34 +24,14 @@ Steps = Trace | Sequence[Trace]
 class Replay(Comparison):
     """Replays of traced steps (`a`, replayed) and the steps themselves (`b`, traced)."""
 
-    @property
-    def seconds(self) -> float:
-        """Give the median of the replays, in seconds."""
-        return self.a.median
-
-    @property
-    def errors(self) -> tuple[float, ...]:
-        """Give by which share of its trace each replay is longer."""
-        return tuple(ratio - 1 for ratio in self.ratios)
-
     def __repr__(self) -> str:
-        where = " in the median" if len(self.errors) > 1 else ""
-        off = f"{self.ratio - 1:+.1%}{where}{_many(self.errors)}"
+        where = " in the median" if len(self.ratios) > 1 else ""
+        off = f"{self.ratio - 1:+.1%}{where}{_many(self.ratios)}"
         return f"replayed in {_ms(self.a)}, traced in {_ms(self.b)} ({off})"
 
 
 class Change(Comparison):
     """Replays of traced steps as they are (`a`, before) and with a change (`b`, after)."""
-
-    @property
-    def before(self) -> float:
-        """Give the median of the replays as the steps are, in seconds."""
-        return self.a.median
-
-    @property
-    def after(self) -> float:
-        """Give the median of the replays with the change, in seconds."""
-        return self.b.median
 
     def __repr__(self) -> str:
         slower = self.ratio < 1
@@ -117,21 +97,6 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
     return replace(result, names=("the step", what))
 
 
-def scaled(step: Steps, batch: float = 0.5) -> Change:
-    """Say what the step would take with the batch so many times as large.
-
-    What the optimizer and the variables do, and what takes under 3 µs, stays as long. The time of
-    everything else is taken to grow with the batch.
-
-    >>> from mgpu_helpers.trace import Op, Trace
-    >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
-    >>> scaled(Trace((op,), (), {}, ()), batch=0.5)
-    0.5 times the batch: 20.0 ms would be 10.0 ms, 2.00 times as fast
-    """
-    positive("batch", batch, "a share of the batch")
-    return _changed(step, f"{batch:.3g} times the batch", lambda tasks, _: scaled_by(tasks, batch))
-
-
 def link(step: Steps, bytes_per_second: float) -> Change:
     """Say what the step would take if devices were joined by a link of so many bytes a second.
 
@@ -161,20 +126,30 @@ def towers(
 ) -> Change:
     """Say what the step of one device would take in towers on n, with an average of the gradients.
 
-    Each device has `batch` times the traced batch: with None, an n-th of it. The first one averages
-    and updates the variables. bytes_per_second is what the link from each device to each other
-    carries; None, in cores mode only, lets copies take no time. Each device is worth a core.
+    Each device has `batch` times the traced batch: with None, an n-th of it. What the optimizer and
+    the variables do, and what takes under 3 µs, stays as long; the time of everything else is taken
+    to grow with the batch. The first device averages and updates the variables. bytes_per_second is
+    what the link from each device to each other carries; None, in cores mode only, lets copies take
+    no time. Each device is worth a core. With n=1 nothing but the batch changes, on any devices.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
     >>> towers(Trace((op,), (), {}, ()), 2)
     2 towers: 20.0 ms would be 10.0 ms, 2.00 times as fast
+    >>> towers(Trace((op,), (), {}, ()), 1, batch=0.25)
+    1 tower with 0.25 times the batch each: 20.0 ms would be 5.0 ms, 4.00 times as fast
     """
     n = whole_number("n", n, "a number of towers", 1)
     share = 1 / n if batch is None else batch
     positive("batch", share, "a share of the batch")
 
     def change(tasks: list[Task], step: Trace) -> list[Task]:
+        made = spread(tasks, step) if n > 1 else scaled_by(tasks, share)
+        if bytes_per_second is None:
+            return made
+        return over_link(made, lambda task, _: task.bytes, bytes_per_second)
+
+    def spread(tasks: list[Task], step: Trace) -> list[Task]:
         home = max(step.devices, key=step.busy)
         if more := {*step.devices} - {home, "/CPU:0"}:
             ran = ", ".join(sorted({home, *more}, key=order))
@@ -187,10 +162,7 @@ def towers(
                 "a trace of one GPU does not say what a copy to another takes: give "
                 "bytes_per_second, such as 8e9 for PCIe 3.0."
             )
-        spread = in_towers(tasks, home, n, share, math.inf if on_gpu else measured().adding)
-        if bytes_per_second is None:
-            return spread
-        return over_link(spread, lambda task, _: task.bytes, bytes_per_second)
+        return in_towers(tasks, home, n, share, math.inf if on_gpu else measured().adding)
 
     by = "" if bytes_per_second is None else f" by a link of {_speed(bytes_per_second)}"
     each = "" if batch is None else f" with {batch:.3g} times the batch each"

@@ -68,7 +68,7 @@ def in_towers(tasks: list[Task], home: str, n: int, share: float, adding: float)
         if i in once:
             before: set[int] = set()
             for j in task.before:
-                if j in once or j in task.waits or n == 1:
+                if j in once or j in task.waits:
                     before.update(places[j])
                     continue
                 if j not in means:

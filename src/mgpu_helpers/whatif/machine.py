@@ -53,7 +53,7 @@ def _traced(build: Callable[[Any], Any]) -> list[Trace]:
     """Trace a graph some times on two threads."""
     import tensorflow.compat.v1 as tf
 
-    from mgpu_helpers.trace.read import session_step
+    from mgpu_helpers.trace.reading import session_step
 
     config = tf.ConfigProto(intra_op_parallelism_threads=1, device_count={"GPU": 0})
     config.session_inter_op_thread_pool.add(num_threads=2)

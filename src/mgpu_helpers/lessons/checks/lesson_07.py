@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.fit.check import replica_sizes
+from mgpu_helpers.fit.checks import replica_sizes
 from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
 
 

@@ -17,10 +17,9 @@ from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.plan import current
 from mgpu_helpers.fit._asking import Refused
 from mgpu_helpers.fit._proof import differences
-from mgpu_helpers.fit.batches import batches
-from mgpu_helpers.fit.parallel import OURS
+from mgpu_helpers.fit.data import batches
+from mgpu_helpers.fit.laying import laid_out
 from mgpu_helpers.fit.shares import part_of, size_of
-from mgpu_helpers.fit.split_layers import is_cut
 from mgpu_helpers.fit.trainer import check_model
 
 # Of a Dataset, which may have no end, at most so many batches and bytes are read.
@@ -36,8 +35,7 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
     there is a sentence with the factor. After that the model, its optimizer and its seeds are what
     they were, to the bit. That costs as much as compiling the step twice more, and a copy of all
     variables on the host; proof=False leaves it out. Where one device has too little memory, a
-    small batch is compared with the host. A model of which `split_layers` has cut weights is not
-    compared.
+    small batch is compared with the host.
 
     data is a `tf.data.Dataset`, or one batch (x, y) as a tuple. A Dataset is read once, up to the
     first GiB; one that shuffles anew in each pass is one pass further after it. rate_for is the
@@ -69,7 +67,7 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
             sentences.append(_too_small(sizes.index(least), least, n))
             loud += sentences[-1:] if sizes[0] < n else []
         sentences += _of_order(data)
-    several = n > 1 or (OURS & vars(model).keys() and not is_cut(model))
+    several = n > 1 or laid_out(model) is not None
     if proof and several and first is not None and not loud and not strange:
         sentences += _of_step(model, first, n)
     return sentences
@@ -96,7 +94,7 @@ def _of_scope(model: Any) -> Iterator[str]:
     with tf.Graph().as_default():
         none = tf.distribute.get_strategy()
     plan = current()
-    alone = model.distribute_strategy is none and not OURS & vars(model).keys()
+    alone = model.distribute_strategy is none and laid_out(model) is None
     if plan is not None and len(plan) > 1 and alone:
         yield (
             f"{model.name!r} was made in no scope of a strategy, so fit trains it on one of "

@@ -10,9 +10,10 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, size_text, table, whole_number
+from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import bytes_of
 from mgpu_helpers.graph.walk import Unknown
-from mgpu_helpers.memory.borrowed import sentence
+from mgpu_helpers.memory.borrowing import sentence
 from mgpu_helpers.memory.how import How
 from mgpu_helpers.memory.ways import Step, Way
 
@@ -31,6 +32,13 @@ class Plan:
     weights: int  #: bytes of the weights alone
     notes: tuple[str, ...] = ()  #: sentences: which ways are not there and why, what one changes
 
+    def __getitem__(self, name: str) -> Way:
+        """Give the way of this name, which `fit.use` takes."""
+        for way in self.ways:
+            if way.name == name:
+                return way
+        raise KeyError(f"{name!r} is none of {', '.join(repr(way.name) for way in self.ways)}")
+
     @property
     def fitting(self) -> tuple[Way, ...]:
         """List the ways whose whole range fits into the budget."""
@@ -48,7 +56,7 @@ class Plan:
         ]  # fmt: skip
         if any("set_dtype_policy" in way.write for way in self.ways):
             lines.append("The dtype policy is set before the model is made.")
-        if any("plan." in way.write for way in self.ways):  # and not this Plan
+        if any(way.layout.devices for way in self.ways):  # and not this Plan
             lines.append(f"In these lines, plan is devices.setup({self.devices}).")
         if not self.fitting:
             least = min(self.ways, key=lambda way: way.high)
@@ -78,10 +86,18 @@ def plan(
     """List what to try when a step of `fit` does not fit into a budget of bytes a device.
 
     batch is the whole batch of a step, and devices how many may share it. The ways come cheapest
-    first: the step as it is, in half precision, shared over the devices, in pieces, with parts of
-    the forward pass run again, with weights and slots moved. Where none that gives the same numbers
-    fits, combinations follow until two fit. Half precision changes the numbers, and so do pieces
-    where a BatchNormalization sees one at a time.
+    first, in this order, as far as there are such devices and layers:
+
+    1. the step as it is;
+    2. in half precision, which changes the numbers;
+    3. the batch over all devices;
+    4. in pieces, as few as fit, which change the numbers where a BatchNormalization sees one;
+    5. with parts of the forward pass run again;
+    6. weights and slots on the host, for one device;
+    7. the batch over all devices, and weights and slots shared out over them;
+    8. layers in stages, one for each device;
+    9. rows of fewer stages that share the batch, with the most stages first;
+    10. where none that gives the same numbers fits, combinations until two fit.
 
     What a way holds is counted from the graph of one step, as `predict` does it, with its
     operations in another order, run again or on other devices; nothing runs. `held` is of the
@@ -101,7 +117,7 @@ def plan(
     if not budget > 0:
         raise ValueError(f"budget={budget!r} is no number of bytes: use one above 0.")
     try:
-        step = Step(model, batch, devices, optimizer)
+        step = Step(model, batch, _names(devices), optimizer)
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
@@ -115,23 +131,36 @@ def plan(
     )
 
 
+def _names(devices: int) -> tuple[str, ...]:
+    """Name so many devices: those of the plan there is, or GPUs."""
+    from mgpu_helpers.devices.plan import current
+
+    plan = current()
+    there = plan.devices if plan is not None else ()
+    if len(there) >= devices:
+        return tuple(there[:devices])
+    return tuple(f"/GPU:{i}" for i in range(devices))
+
+
 def _alone(step: Step, budget: float) -> Iterator[tuple[Way, bool]]:
     """Give each way alone, and whether it gives the numbers of the step as it is."""
-    several = step.devices > 1
+    several, every, first = step.devices > 1, step.names, step.names[:1]
     yield step.way(How()), True
     if not step.not_halved:
         yield step.way(How(half=True)), False
     if several:
-        yield step.way(How(shared=True)), True
+        yield step.way(How(Layout(every))), True
     if step.batch > 1:
         yield _in_pieces(step, How(), budget), not step.normalizes
     if len(step.groups) > 1:
-        yield step.way(How(parts=True)), True
-    yield step.way(How(state="host")), True
+        yield step.way(How(Layout(recompute=True))), True
+    yield step.way(How(Layout(first, state="host"))), True
     if several:
-        yield step.way(How(shared=True, state="shared")), True
-    if 1 < step.devices <= len(step.groups):
-        yield step.split(), True
+        yield step.way(How(Layout(every, state="owners"))), True
+    for rows in range(1, step.devices):
+        stages, left = divmod(step.devices, rows)
+        if not left and stages <= len(step.groups):
+            yield step.split(stages), True
 
 
 def _together(step: Step, budget: float) -> list[Way]:
@@ -141,20 +170,23 @@ def _together(step: Step, budget: float) -> list[Way]:
     """
     several = step.devices > 1
     hows = [
-        How(False, parts, several, state, pieces)
-        for state in (("", "shared", "host") if several else ("", "host"))
+        How(Layout(
+            step.names if several else step.names[: state == "host"], state=state, pieces=pieces,
+            recompute=parts, synchronized=not (parts and several and step.normalizes),
+        ))
+        for state in (("home", "owners", "host") if several else ("home", "host"))
         for parts, pieces in ((False, 2), (True, 1), (True, 2))
-        if (several or state or parts and pieces > 1)
+        if (several or state != "home" or parts and pieces > 1)
         and (len(step.groups) > 1 or not parts)
         and (pieces == 1 or step.batch > step.devices)
-    ]
+    ]  # fmt: skip
     found: list[Way] = []
     least: list[Way] = []
     for half in (False, True)[: 2 - step.not_halved]:
         ways = []
         for how in hows:
             how = replace(how, half=half)
-            ways.append(_in_pieces(step, how, budget) if how.pieces > 1 else step.way(how))
+            ways.append(_in_pieces(step, how, budget) if how.layout.pieces > 1 else step.way(how))
             found += [way for way in ways[-1:] if way.high <= budget]
             if len(found) == 2:
                 return found
@@ -164,8 +196,8 @@ def _together(step: Step, budget: float) -> list[Way]:
 
 def _in_pieces(step: Step, how: How, budget: float) -> Way:
     """Take as few pieces as fit; where none do, as few as hold about the least there can be."""
-    most = math.ceil(step.batch / step.count(how))
-    pieces = functools.cache(lambda k: step.way(replace(how, pieces=k)))
+    most = how.of_row(step.batch)
+    pieces = functools.cache(lambda k: step.way(replace(how, layout=how.layout.changed(pieces=k))))
     enough = max(budget, NO_LESS * pieces(most).high)
     few, many = 1, most
     while many - few > 1:  # what is held becomes less with more pieces
@@ -178,18 +210,30 @@ def _notes(step: Step, ways: Iterable[Way]) -> Iterator[str]:
     """Say which ways are not there and why, and what one of them changes."""
     if len(step.groups) < 2:
         reason = step.uncut or f"there is no place in {step.model.name} where one tensor crosses."
-        yield f"fit.recompute and fit.split are left out: {reason}"
+        yield f"recompute and stages are left out: {reason}"
     if step.groups and step.devices > 1:
         yield from _too_large(step)
     if step.borrowed:
         yield sentence(step.borrowed)
     if step.normalizes and step.batch > 1:
-        yield "accumulate changes the numbers: a BatchNormalization sees a piece at a time."
-    if any("batch_norm" in way.write for way in ways):
+        yield "pieces change the numbers: a BatchNormalization sees a piece at a time."
+    yield from (_faster_link(way) for way in ways if 0 < way.within < way.crossing)
+    if any(not way.layout.synchronized for way in ways):
         yield (
             "recompute over several devices changes the numbers: a BatchNormalization sees a "
             "device's share at a time."
         )
+
+
+def _faster_link(way: Way) -> str:
+    """Say where more crosses in rows of stages: between the stages of a row, or between rows."""
+    between = way.crossing - way.within
+    larger = "between stages" if way.within > between else "between rows"
+    return (
+        f"{way.name}: between the stages of a row {size_text(way.within)} cross, between rows "
+        f"{size_text(between)}: give the larger, {larger}, the faster link. Devices of one row are "
+        "neighbours in plan.devices."
+    )
 
 
 def _too_large(step: Step) -> Iterator[str]:
@@ -200,5 +244,5 @@ def _too_large(step: Step) -> Iterator[str]:
     if name and kernels[name] * step.devices > step.trained:
         yield (
             f"{name!r} has {kernels[name] / step.trained:.0%} of the weights, more than a device's "
-            "share: fit.split_layers cuts such a layer, with the Dense layer next to it."
+            "share: layers={…} cuts such a layer, with the Dense layer next to it."
         )

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from mgpu_helpers._names import order, short
+from mgpu_helpers.trace.by_operation import kernels_of, operations, plain_name
 from mgpu_helpers.trace.crossing import collectives_of, copies_of, edges_of, sends
-from mgpu_helpers.trace.operations import kernels_of, operations, plain_name
 from mgpu_helpers.trace.records import Allocation, Op, curve
 from mgpu_helpers.trace.step import Trace
 

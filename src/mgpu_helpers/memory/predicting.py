@@ -16,7 +16,7 @@ from mgpu_helpers._formatting import size_text
 from mgpu_helpers.graph.cuts import bytes_of
 from mgpu_helpers.graph.step import replicas_of, training_step
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
-from mgpu_helpers.memory.borrowed import borrowed, sentence
+from mgpu_helpers.memory.borrowing import borrowed, sentence
 from mgpu_helpers.memory.liveness import counted, entered
 from mgpu_helpers.memory.order import DEVICE
 from mgpu_helpers.memory.use import MemoryUse, by_use
@@ -74,7 +74,7 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     (cuDNN's workspace; where this machine's CPU computes without oneDNN, `borrowed` says what
     convolutions take, a second line), what a GPU's allocator adds (3 to 9 % on an H100),
     and what XLA saves or adds. A model made in a `keras.RematScope` is refused, as `fit` refuses
-    it: Keras's recomputation does not work in a TensorFlow graph. `fit.recompute` does, and is
+    it: Keras's recomputation does not work in a TensorFlow graph. `fit.use` does, and is
     counted. Where a step can be run, `measure` is nearer.
 
     >>> import keras
@@ -132,8 +132,8 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
             f"{size_text(budget)} do not hold {model.name}: a batch of 1 may take "
             f"{size_text(least)}. Slots take {size_text(held[1])}, which optimizer='sgd' does "
             "without; keras.config.set_dtype_policy('mixed_bfloat16') halves most of the other "
-            f"{size_text(least - sum(held))}; pipeline.stages splits the layers over several "
-            "devices."
+            f"{size_text(least - sum(held))}; fit.use(model, plan, stages=2) splits the "
+            "layers over devices."
         )
     guess = bisect_right(range(1, sys.maxsize), budget, key=high)
     return _boundary(lambda batch: predict(model, batch, optimizer).high, budget, guess)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mgpu_helpers._formatting import signal_name
 from mgpu_helpers._processes.job import Job, end_of
-from mgpu_helpers.cluster.probe import LISTENS, probe
+from mgpu_helpers.cluster.probing import LISTENS, probe
 
 # Two forms of TensorFlow's own lines, of 2.21 and before. Errors are kept but for the first look
 # for GPUs, which says one on every machine that has none.
@@ -98,7 +98,7 @@ class Worker:
     waits: float | None = None  # since when it waits in the strategy's constructor
     came: bool = False  # it has been in that constructor
     loads: bool = False  # it has imported TensorFlow
-    ready: bool = False  # told to end it would save, by fit/stops.py
+    ready: bool = False  # told to end it would save, by fit/stopping.py
     saves: bool = False  # it was told to end, and saves or has saved
     saved: float | None = None  # when it had saved
     state: str = ""  # what its process did when the first one failed, as Linux has it

@@ -1,105 +1,64 @@
-"""Let devices have parts of the large layers of a built Keras model: `fit` does all the rest."""
+"""Large layers of a model in parts, one for each device of a row: columns, rows, heads."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers import _private
-from mgpu_helpers._models import graph_of, ready, run_calls
-from mgpu_helpers.fit._moving import moved, optimizers_of, within
-from mgpu_helpers.fit._placing import placed_step
-from mgpu_helpers.fit.parallel import each_once, masked, replace
-from mgpu_helpers.fit.split import keras_entry
+from mgpu_helpers._layers import Call, LayerGraph, run_calls
+from mgpu_helpers.fit._moving import optimizers_of, within
+from mgpu_helpers.fit._segments import bias_of
+from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.step import anew
 from mgpu_helpers.towers.shards import shard_sizes
 
-WAYS = {"columns": "Dense", "rows": "Dense", "heads": "MultiHeadAttention"}
+KINDS = {"columns": "Dense", "rows": "Dense", "heads": "MultiHeadAttention"}
 # What a model does with its layers whole.
 WHOLE = ("save", "save_weights", "load_weights", "get_weights", "set_weights")
 Cut = tuple[Any, int, Sequence[Any]]  # a variable, and those that have its shares along an axis
 
 
-def split_layers(model: Any, devices: Iterable[Any], where: Mapping[str, str]) -> Any:
-    """Cut large layers of a built model into a part for each device; give the model.
+class CutLayers:
+    """The layers of a model that are cut: narrower ones on each device, and whole ones again."""
 
-    where={"up": "columns", "down": "rows", "attention_.*": "heads"} says which layers are cut, by
-    regular expressions for whole names, also in a model inside the model. A Dense layer is cut by
-    columns and the next one by rows; what stands between them treats each number by itself, as
-    dropout does, or a product with columns of a third one. A MultiHeadAttention is cut by heads.
-    Each device computes with its parts, forward and backward, and updates them. What they make is
-    added up on the first device, where all other layers are. Weights and history are, to rounding,
-    those of one device, and Keras does the rest of `fit`. The field calls it tensor parallelism.
+    def __init__(self, model: Any, graph: LayerGraph, layout: Layout) -> None:
+        devices = layout.rows[0]
+        self.model = model
+        check_optimizer(model)
+        layers = _asked(graph, layout.layers) if len(devices) > 1 else {}
+        made = {layer: _parts_of(layer, way, devices) for layer, way in layers.items()}
+        self.parts = [{layer: own[i] for layer, (own, _) in made.items()}
+                      for i in range(len(devices))]  # fmt: skip
+        self.cuts = [cut for _, own in made.values() for cut in own]
+        self.inside = {id(whole) for whole, *_ in self.cuts} | {
+            id(share) for *_, shares in self.cuts for share in shares
+        }
+        self.ways = _ways(graph, layers)
+        self.whole: _Parted | None = None
 
-    The model may be compiled before or after. It is saved and loaded, and gives and takes weights,
-    as it was before; `model.weights` are the parts. The first ones may be larger by one. Each draws
-    its dropout. XLA is not used. `fit.alone` undoes it.
+    def install(self) -> None:
+        """Let the model have the parts for weights."""
+        self.whole = _Parted(self.model, self.cuts)
 
-    >>> import keras
-    >>> pair = [keras.layers.Dense(8, "relu", name="up"), keras.layers.Dense(3, name="down")]
-    >>> model = keras.Sequential([keras.Input((3,)), *pair])
-    >>> model.compile("sgd", "mse")
-    >>> model = split_layers(model, plan.devices, {"up": "columns", "down": "rows"})
-    >>> history = model.fit(np.ones((5, 3)), np.ones((5, 3)), verbose=0)
-    >>> [(tuple(v.shape), v.value.device[-5:]) for v in model.get_layer("up").weights[:2]]
-    [((3, 4), 'CPU:1'), ((3, 4), 'CPU:2')]
-    """
-    import keras
+    def check_optimizer(self) -> None:
+        """Look at the optimizer before a step: the model may be compiled with another one."""
+        check_optimizer(self.model, self.cuts)
 
-    devices = each_once(devices)
-    ready(model, functional=True)
-    rooms = [each for each in _private.layers_of(model) if each.built
-             and isinstance(each, keras.Function | keras.Sequential)
-             and type(each).call.__module__.startswith("keras.")]  # fmt: skip
-    if any({"call", "train_step", "sharded"} & vars(each).keys() for each in rooms):
-        raise ValueError(
-            f"the calls, steps or weights of {model.name} are changed already: use fit.alone first."
-        )
-    _check_optimizer(model)
-    graphs = [graph_of(room) for room in rooms]
-    ways = _asked(graphs, where) if len(devices) > 1 else {}
-    made = {layer: _parts_of(layer, way, devices) for layer, way in ways.items()}
-    parts = [{layer: own[i] for layer, (own, _) in made.items()} for i in range(len(devices))]
-    cuts = [cut for _, own in made.values() for cut in own]
-    calls = [_call(*each, ways, parts, devices) for each in zip(rooms, graphs, strict=True)]
-    step = placed_step(model)
-
-    @functools.wraps(step)
-    def train_step(data: Any) -> Any:
-        _check_optimizer(model, cuts)
-        return step(data)
-
-    def sharded() -> None:
-        for name in (*WHOLE, "save_own_variables"):
-            del vars(model)[name]
-        for room in rooms[1:]:
-            replace(room, "call", None)
-        state.become(_join)
-
-    inside = {id(whole) for whole, *_ in cuts}
-    homes = [(v, v.value.device) for v in model.variables if id(v) not in inside]
-    vars(sharded).update(homes=homes, end=sharded)
-    state = _Parted(model, cuts)
-    moved(model, [(v, devices[0]) for v, _ in homes])
-    for room, call in zip(rooms, calls, strict=True):
-        replace(room, "call", call)
-    replace(model, "train_step", train_step)
-    replace(model, "sharded", sharded)
-    return model
+    def undo(self) -> None:
+        """Let the model have its layers whole."""
+        if self.whole is not None:
+            self.whole.end()
+            self.whole = None
 
 
-def is_cut(model: Any) -> bool:
-    """Say whether the weights of layers in a model are cut into parts."""
-    return hasattr(vars(model).get("sharded"), "end")
-
-
-def _check_optimizer(model: Any, cuts: Sequence[Cut] = ()) -> None:
+def check_optimizer(model: Any, cuts: Sequence[Cut] = ()) -> None:
+    """Refuse an optimizer that needs weights whole; let others treat parts as the whole."""
     for optimizer in optimizers_of(model):
         if optimizer.clipnorm or not _by_part(optimizer):
             raise ValueError(
@@ -137,30 +96,32 @@ def _by_part(optimizer: Any) -> bool:
         return False
 
 
-def _asked(graphs: Sequence[Any], where: Mapping[str, str]) -> dict[Any, str]:
-    layers = [each.operation for graph in graphs for each in _private.calls_of(graph)]
+def _asked(graph: LayerGraph, layers: Sequence[tuple[str, str]]) -> dict[Any, str]:
     ways: dict[Any, str] = {}
-    for name, way in where.items():
-        found = [layer for layer in layers if re.fullmatch(name, layer.name)]
-        if not found or any(type(layer).__name__ != WAYS.get(way) for layer in found):
+    for name, way in layers:
+        names = [(call, (call.name, call.operation.name)) for call in graph.calls]
+        found = [call.operation for call, own in names
+                 if not call.enters and any(re.fullmatch(name, each) for each in own)]  # fmt: skip
+        if not found or any(type(layer).__name__ != KINDS[way] for layer in found):
+            there = [call.name for call in graph.calls
+                     if type(call.operation).__name__ in KINDS.values()]  # fmt: skip
             raise ValueError(
-                f"where={{{name!r}: {way!r}}} names no layers that can be cut so: Dense by columns "
-                "or rows, MultiHeadAttention by heads; of these there are "
-                + (", ".join(x.name for x in layers if type(x).__name__ in WAYS.values()) or "none")
-                + "."
+                f"layers={{{name!r}: {way!r}}} names no layers that can be cut so: Dense by "
+                "columns or rows, MultiHeadAttention by heads; of these there are "
+                f"{', '.join(dict.fromkeys(there)) or 'none'}."
             )
         ways |= dict.fromkeys(found, way)
     return ways
 
 
-def _ways(graph: Any, ways: Mapping[Any, str]) -> list[str | None]:
-    """Say how each call runs: in a way, between columns and rows, or None on the first device."""
-    columns: set[int] = set()  # by the `id` of Keras's tensors
-    found: list[str | None] = []
-    for each in _private.calls_of(graph):
-        way, cut = ways.get(each.operation), [id(t) in columns for t in each.input_tensors]
+def _ways(graph: LayerGraph, layers: Mapping[Any, str]) -> dict[Call, str]:
+    """Say how calls are cut: in a way, or "between" columns and rows; others are not in it."""
+    columns: set[Any] = set()  # what is cut by columns
+    found: dict[Call, str] = {}
+    for call in graph.calls:
+        way, cut = layers.get(call.operation), [value in columns for value in call.takes]
         wrong = ""
-        if way and len(each.outputs) > 1:
+        if way and len(call.gives) > 1:
             wrong = "gives two results"
         elif way == "rows" and not any(cut):
             wrong = "is cut by rows, and no layer before it by columns"
@@ -169,35 +130,35 @@ def _ways(graph: Any, ways: Mapping[Any, str]) -> list[str | None]:
         if way is None and any(cut):
             way = "between"
         if way in ("columns", "between"):
-            columns |= {id(t) for t in each.outputs}
-            if not _by_number(each, cut):
+            columns.update(call.gives)
+            if not _by_number(call, cut):
                 wrong = wrong or "does not treat each number by itself"
-        if columns & {id(t) for t in graph.outputs}:
+        if columns.intersection(graph.outputs):
             wrong = wrong or "is cut by columns, and no layer behind it by rows"
         if wrong:
             raise ValueError(
-                f"{each.operation.name} {wrong}. Cut a Dense layer by columns and the next one by "
-                "rows; what stands between them treats each number by itself, as relu does and "
-                "softmax does not."
+                f"{call.name} {wrong}. Cut a Dense layer by columns and the next one by rows; what "
+                "stands between them treats each number by itself, as relu does and softmax does "
+                "not."
             )
-        found.append(way)
+        if way:
+            found[call] = way
     return found
 
 
-def _by_number(each: Any, cut: Sequence[bool]) -> bool:
+def _by_number(call: Call, cut: Sequence[bool]) -> bool:
     """Try whether a call, or the activation behind columns, makes of some a part of all."""
     import tensorflow as tf
 
-    tensors = each.input_tensors if any(cut) else each.outputs
+    values = call.takes if any(cut) else call.gives
     random = np.random.default_rng(0)
-    xs = [tf.cast(random.normal(size=[n or 3 for n in t.shape]), t.dtype) for t in tensors]
+    xs = [tf.cast(random.normal(size=[n or 3 for n in v.shape]), v.dtype) for v in values]
 
     def made(columns: slice) -> Any:
         if not any(cut):
-            return each.operation.activation(xs[0][..., columns])
+            return call.operation.activation(xs[0][..., columns])
         own = [x[..., columns] if of else x for x, of in zip(xs, cut, strict=True)]
-        values = dict(zip(map(id, tensors), own, strict=True))
-        return run_calls([each], values, False)[id(each.outputs[0])]
+        return run_calls([call], dict(zip(values, own, strict=True)), False)[call.gives[0]]
 
     try:
         parts = tf.concat([made(slice(1)), made(slice(1, None))], -1)
@@ -239,76 +200,14 @@ def _parts_of(layer: Any, way: str, devices: Sequence[str]) -> tuple[list[Any], 
     others = {*map(id, layer.weights)} - {id(whole) for whole, *_ in cuts}
     sums = keras.regularizers.L1 | keras.regularizers.L2 | keras.regularizers.L1L2 | None
     if (
-        others - {id(_bias_of(layer, way))} or config.get("activity_regularizer")
+        others - {id(bias_of(layer, way))} or config.get("activity_regularizer")
         or any(w.constraint or not isinstance(w.regularizer, sums) for w in layer.weights)
     ):  # fmt: skip
         raise ValueError(
             f"{layer.name} has weights, a regularizer or a constraint that cannot be in parts: "
-            "leave it out of `where`; of regularizers its weights may have L1, L2 and L1L2."
+            "leave it out of `layers`; of regularizers its weights may have L1, L2 and L1L2."
         )
     return parts, cuts
-
-
-def _bias_of(layer: Any, way: str) -> Any:
-    """Give what is added once to the sum of a layer's parts; None without it."""
-    return None if way == "columns" else getattr(layer, "output_dense", layer).bias
-
-
-def _call(
-    model: Any, graph: Any, ways: Mapping[Any, str], parts: Sequence[Any], devices: Sequence[str]
-) -> Callable[..., Any]:
-    """Make a call of the model that runs each layer where it is."""
-    import keras
-    import tensorflow as tf
-
-    original, entry = model.call, keras_entry(graph)
-    calls = list(zip(_private.calls_of(graph), _ways(graph, ways), strict=True))
-
-    @functools.wraps(original)
-    def call(*args: Any, **named: Any) -> Any:
-        with tf.device(devices[0]):
-            flat = keras.tree.flatten(entry(masked(args, named)))
-        here: list[dict[int, Any]] = [{} for _ in devices]  # by the `id` of Keras's tensors
-        here[0] |= zip(map(id, graph.inputs), flat, strict=True)
-        for each, way in calls:
-            there = list(zip(devices, here, parts, strict=True))[: None if way else 1]
-            for (device, values, _), t in itertools.product(there, each.input_tensors):
-                if id(t) not in values:  # before any part runs, as attention takes masks away
-                    values[id(t)] = _sent(here[0][id(t)], device, devices[0])
-            for device, values, own in there:
-                with tf.device(device):
-                    run_calls([each], values, named.get("training"), own)
-            if way in ("rows", "heads"):
-                key = id(each.outputs[0])
-                made = [_sent(own.pop(key), devices[0], device) for device, own, _ in there]
-                with tf.device(devices[0]), _private.without_autocast():
-                    y, bias = tf.add_n(made), _bias_of(each.operation, way)
-                    y = y if bias is None else y + tf.cast(bias.value, y.dtype)
-                    here[0][key] = y if way == "heads" else each.operation.activation(y)
-                _private.set_mask(here[0][key], _private.mask_of(made[0]))
-        outputs = [here[0][id(t)] for t in graph.outputs]
-        return keras.tree.pack_sequence_as(graph.output, outputs) if outputs[1:] else outputs[0]
-
-    return call
-
-
-def _sent(x: Any, there: str, back: str) -> Any:
-    """Copy a tensor to a device; its gradient comes back, which a tape would place anywhere."""
-    import tensorflow as tf
-
-    @tf.custom_gradient
-    def copy(x: Any) -> Any:
-        def slope(by: Any) -> Any:
-            with tf.device(back):
-                return tf.identity(by)
-
-        return tf.identity(x), slope
-
-    with tf.device(there):
-        y = copy(x) if x.dtype.is_floating else tf.identity(x)
-        if (mask := _private.mask_of(x)) is not None:
-            _private.set_mask(y, tf.identity(mask))
-    return y
 
 
 class _Parted:
@@ -319,6 +218,12 @@ class _Parted:
         self.become(_share_out)
         vars(model).update({name: functools.partial(self._whole, name) for name in WHOLE})
         vars(model)["save_own_variables"] = self._save
+
+    def end(self) -> None:
+        """Join the parts again, and leave nothing."""
+        for name in (*WHOLE, "save_own_variables"):
+            del vars(self.model)[name]
+        self.become(_join)
 
     def become(self, state: Callable[..., None]) -> None:
         """Change the model, and its optimizer with it."""

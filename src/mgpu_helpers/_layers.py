@@ -1,0 +1,204 @@
+"""A functional or Sequential Keras model as the calls of its layers, also of models inside it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu_helpers import _private
+from mgpu_helpers._models import graph_of, takes_training
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What a call takes or gives: a symbolic tensor of Keras, in one call of the model it is in."""
+
+    tensor: Any
+
+    @property
+    def shape(self) -> Any:
+        """Give its shape, with None for what is not known."""
+        return self.tensor.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Give its type."""
+        return self.tensor.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer; its name has those of the models that it is in: "backbone/dense"."""
+
+    name: str
+    operation: Any
+    node: Any  # of Keras: what the call is given
+    takes: Sequence[Value]  # in the order of Keras's tensors
+    gives: Sequence[Value]
+    enters: bool = False  # a model inside the model: takes what that takes, gives its inputs
+
+    @property
+    def variables(self) -> list[Any]:
+        """List the variables of the layer, and those that it is given."""
+        import keras
+
+        given = keras.tree.flatten((self.node.arguments.args, self.node.arguments.kwargs))
+        every = [*getattr(self.operation, "variables", ()),
+                 *(x for x in given if isinstance(x, keras.Variable))]  # fmt: skip
+        return list({id(v): v for v in every}.values())
+
+
+class LayerGraph:
+    """The calls of a model's layers in the order in which Keras runs them.
+
+    >>> import keras
+    >>> inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="a")], name="inner")
+    >>> outer = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(1, name="b")])
+    >>> [call.name for call in LayerGraph(outer).calls]
+    ['inner', 'inner/a', 'b']
+    """
+
+    def __init__(self, model: Any) -> None:
+        graph = graph_of(model)
+        self.graph, self.entry = graph, _entry(graph)
+        self.calls: list[Call] = []
+        self.inputs = [Value(t) for t in graph.inputs]
+        known = dict(zip(map(id, graph.inputs), self.inputs, strict=True))
+        self._add(graph, known, "")
+        self.outputs = [known[id(t)] for t in graph.outputs]
+
+    def _add(self, graph: Any, known: dict[int, Value], path: str) -> None:
+        """Append the calls of a graph; known gets what they give, by the `id` of its tensor."""
+        for node in _private.calls_of(graph):
+            name, takes = path + node.operation.name, [known[id(t)] for t in node.input_tensors]
+            if not is_taken_apart(node):
+                gives = [Value(t) for t in node.outputs]
+                self.calls.append(Call(name, node.operation, node, takes, gives))
+                known |= zip(map(id, node.outputs), gives, strict=True)
+                continue
+            inner = graph_of(node.operation)
+            inputs = [Value(t) for t in inner.inputs]
+            self.calls.append(Call(name, _entry(inner), node, takes, inputs, True))
+            inside = dict(zip(map(id, inner.inputs), inputs, strict=True))
+            self._add(inner, inside, f"{name}/")
+            made = zip(node.outputs, inner.outputs, strict=True)
+            known |= {id(outer): inside[id(t)] for outer, t in made}
+
+    def flat(self, inputs: Any) -> dict[Value, Any]:
+        """Give what the model is called with, by what the calls know it as."""
+        import keras
+
+        return dict(zip(self.inputs, keras.tree.flatten(self.entry(inputs)), strict=True))
+
+    def packed(self, outputs: Sequence[Any]) -> Any:
+        """Give the outputs in the structure that the model gives them in."""
+        import keras
+
+        output = self.graph.output
+        return keras.tree.pack_sequence_as(output, outputs) if len(outputs) > 1 else outputs[0]
+
+    def crossing(self) -> list[list[Value]]:
+        """List for each call what was made before it and is used by it or later."""
+        last = {value: i for i, call in enumerate(self.calls) for value in call.takes}
+        last |= dict.fromkeys(self.outputs, len(self.calls))
+        crossing, made = [], list(self.inputs)
+        for i, call in enumerate(self.calls):
+            made = [value for value in made if last.get(value, -1) >= i]
+            crossing.append(made)
+            made = [*made, *call.gives]
+        return crossing
+
+    def first(self) -> dict[str, int]:
+        """Number the first call of each layer by its name.
+
+        A layer of a model inside the model goes by its own name, too, where no other has it.
+        """
+        first: dict[str, int] = {}
+        own: dict[str, set[str]] = {}
+        for i, call in enumerate(self.calls):
+            first.setdefault(call.name, i)
+            own.setdefault(call.name.rpartition("/")[2], set()).add(call.name)
+        short = {name: first[min(calls)] for name, calls in own.items() if len(calls) == 1}
+        return short | first
+
+    def names(self) -> list[str]:
+        """List the layers, each once, in the order of their first calls."""
+        return list(dict.fromkeys(call.name for call in self.calls))
+
+
+def _entry(graph: Any) -> Any:
+    """Make what takes what a model takes, and gives it as the flat list of the model's inputs."""
+    import keras
+
+    return keras.Model(graph.input, graph.inputs, name=graph.name)
+
+
+def is_taken_apart(node: Any) -> bool:
+    """Say whether a call is one of a model whose layers Keras runs one after the other.
+
+    One with a call of its own, or that is given more than inputs, is run as a layer.
+    """
+    import keras
+
+    model, given = node.operation, node.arguments
+    # Keras tells layers whether they train, whatever the model inside was called with.
+    named = {k for k, v in given.kwargs.items() if v is not None and k != "training"}
+    more = named or given.args[1:]
+    return (
+        isinstance(model, keras.Function | keras.Sequential) and model.built
+        and type(model).call.__module__.startswith("keras.")
+        and "call" not in vars(model) and not more
+    )  # fmt: skip
+
+
+def run_calls(
+    calls: Sequence[Call], values: dict[Value, Any], training: Any, parts: Any = None
+) -> dict[Value, Any]:
+    """Run calls of layers as Keras does, with the values that they take; give all values.
+
+    parts, where given, has by the layer what runs in its place.
+    """
+    import keras
+    import tensorflow as tf
+
+    for call in calls:
+        args, named = arguments(call, values)
+        operation = (parts or {}).get(call.operation, call.operation)
+        if training is not None and takes_training(operation):
+            named["training"] = training
+        path = call.name.rpartition("/")[0]  # of models inside the model, as Keras names them
+        with tf.name_scope(path) if path else contextlib.nullcontext():
+            made = operation(*args, **named)
+        values |= zip(call.gives, keras.tree.flatten(made), strict=True)
+    return values
+
+
+def arguments(call: Call, values: Mapping[Value, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give what a call is given: values for what it takes."""
+    tensors = zip(call.node.input_tensors, call.takes, strict=True)
+    args, named = _private.run_call(call.node, {id(t): values[value] for t, value in tensors})
+    return (args[:1], {}) if call.enters else (args, named)
+
+
+def used_later(
+    calls: Sequence[Call], after: Sequence[Call], outputs: Sequence[Value]
+) -> set[Value]:
+    """Give what calls make for later ones, or as outputs."""
+    later = {value for call in after for value in call.takes} | {*outputs}
+    return {value for call in calls for value in call.gives} & later
+
+
+def taken(calls: Sequence[Call]) -> list[Value]:
+    """List what calls take that they have not made."""
+    made = {value for call in calls for value in call.gives}
+    return list(dict.fromkeys(
+        value for call in calls for value in call.takes if value not in made
+    ))  # fmt: skip
+
+
+def variables_of(calls: Sequence[Call]) -> list[Any]:
+    """List the variables that calls use, each once."""
+    return list({id(v): v for call in calls for v in call.variables}.values())
+

@@ -1,0 +1,449 @@
+"""A batch in pieces, within Keras's `fit`: the memory of one piece, the update of all.
+
+The model's own train_step runs on each piece, and the optimizer updates once, by the sum of what
+the pieces give. Without stages one piece follows the other in a loop. With stages the pieces stand
+side by side in the graph, and each device does its tasks in the order of a schedule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from mgpu_helpers import _private
+from mgpu_helpers._models import instead, takes_training
+from mgpu_helpers.fit._asking import ask_pieces
+from mgpu_helpers.fit._kinds import is_own
+from mgpu_helpers.fit._means import mean_of
+from mgpu_helpers.fit._order import STEP, Order, added_now
+from mgpu_helpers.fit._placing import build_optimizers, placing
+from mgpu_helpers.fit._segments import normalizes
+from mgpu_helpers.fit.layout import SCHEDULES
+from mgpu_helpers.fit.shares import PIECE, Whole, part_of, size_of
+from mgpu_helpers.fit.trainer import again, in_force
+from mgpu_helpers.towers.averages import same_rows, times, total
+from mgpu_helpers.towers.shards import like, rows
+
+
+class Pieces:
+    """The step of a model that takes its batch in pieces, and what asks whether it can."""
+
+    def __init__(self, laid: Any) -> None:
+        self.laid, self.model, self.count = laid, laid.model, laid.layout.pieces
+        self.original, self.sums, self.known = laid.step, _Sums(), False
+        self.by_step = not laid.layout.staged or laid.layout.schedule == SCHEDULES[0]
+        if self.by_step and self.model.compiled:
+            self._check_optimizers()
+
+    def _check_optimizers(self) -> None:
+        import keras
+
+        own = vars(self.model).values()
+        several = {id(x) for x in own if isinstance(x, keras.optimizers.Optimizer)}
+        if len(several) > 1:
+            raise ValueError(
+                f"the model {self.model.name!r} has {len(several)} optimizers, and one may need "
+                "what the other has done: pieces are for a model with one."
+            )
+
+    def step(self, data: Any) -> Any:
+        """Train the model once with a batch."""
+        if not self.by_step:
+            return self.original(data)
+        batch = _Batch(self, data)
+        return batch.side_by_side() if self.laid.layout.staged else batch.in_a_loop()
+
+    def needed(self) -> bool:
+        """Say whether somebody else than Keras may have made a loss."""
+        kinds = {type(each) for each in _private.layers_of(self.model)} - {type(self.model)}
+        return self.by_step and (
+            is_own(self.original) or is_own(self.model.compute_loss)
+            or any(not each.__module__.startswith("keras.") for each in kinds)
+        )  # fmt: skip
+
+    def ask(self, batch: Any) -> None:
+        """Find out by a first batch whether losses that Keras did not make are means.
+
+        Stages can take the pieces within one call as well, and one loss of the whole batch.
+        """
+        if (size := int(size_of(batch))) < 2:
+            return
+        few = part_of(batch, 0, max(2, -(-size // self.count)))
+        build_optimizers(self.model)  # where the weights lie
+        try:
+            with in_force():
+                ask_pieces(self.original, few)
+        except ValueError as error:
+            if not self.laid.layout.staged:
+                raise
+            self.by_step = False
+            warnings.warn(
+                f"all pieces of {self.model.name!r} go forward before the first goes back, and the "
+                f"stages hold all of them: {error}",
+                stacklevel=2,
+            )
+        self.known = True
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Make the function that `fit` calls, which asks before its first step."""
+        import tensorflow as tf
+
+        self._check_optimizers()
+        made = type(self.model).make_train_function(self.model, force)
+        function = self.model.train_function
+        if hasattr(function, "of_keras"):  # that of a strategy of fit, which asks itself
+            return made
+        self.known = not self.needed()
+
+        def first(iterator: Any) -> Any:
+            if self.known or isinstance(iterator, tf.distribute.DistributedIterator):
+                return function(iterator)
+            handed_out = isinstance(iterator, tf.data.Iterator)
+            if not handed_out:  # by train_on_batch
+                iterator = iter([*iterator])
+            batches = [*itertools.islice(iterator, self.model.steps_per_execution)]
+            if not batches:
+                raise StopIteration
+            self.ask(batches[0].batch if isinstance(batches[0], Whole) else batches[0])
+            given = again(batches, iterator.element_spec) if handed_out else batches
+            return function(iter(given))
+
+        vars(first)["of_keras"] = function
+        self.model.train_function = first
+        return made
+
+
+
+def warn_of_normalizing(model: Any) -> None:
+    """Warn the caller's caller of layers that see a piece, where on one device they see a batch."""
+    if names := [layer.name for layer in _private.layers_of(model) if normalizes(layer)]:
+        warnings.warn(
+            f"{names[0]} in {model.name} normalizes by the statistics of a piece, not of the "
+            "batch, so that the weights are not those of the whole batch.",
+            stacklevel=4,
+        )
+
+
+class _Given(NamedTuple):
+    """What the train_step gives for a piece, its gradients by weight, and the scope it ran in."""
+
+    logs: Any
+    slopes: list[tuple[Any, Any]]
+    scope: Any
+
+
+class _Batch:
+    """A batch that is trained with in pieces."""
+
+    def __init__(self, pieces: Pieces, data: Any) -> None:
+        import keras
+        import tensorflow as tf
+
+        self.pieces, self.model, self.data = pieces, pieces.model, data
+        if self.model.distribute_strategy.num_replicas_in_sync == 1:  # fit has built the replicas'
+            build_optimizers(self.model)
+            _private.build(self.model, data)
+        self.leaves = keras.tree.flatten(data)
+        leaves = enumerate(self.leaves)
+        self.batches = {k for k, x in leaves if tf.is_tensor(x) and x.shape.rank != 0}
+        self.size = rows(self.leaves[min(self.batches)])
+        self.fixed = not tf.is_tensor(self.size)
+        self.totals = _totals(self.model, data)
+        self.weights = self.model.trainable_variables
+        self.apart = bool(pieces.laid.layout.devices)  # gradients are added up where weights lie
+
+    def take(self, start: Any, length: Any, known: int | None, state: Any, share: Any) -> _Given:
+        """Run the train_step on some examples, with the state that the pieces before have left."""
+        import keras
+        import tensorflow as tf
+
+        own = [*self.leaves]
+        for k in self.batches:
+            own[k] = self.leaves[k][start : start + length]
+            own[k].set_shape([known, *self.leaves[k].shape[1:]])
+        counts = share * self.size if self.fixed else share
+        scope = keras.StatelessScope(state, collect_losses=True)
+        token = PIECE.set(share)
+        for weight in self.weights:  # where regularizers look; a tape knows it as a variable only
+            scope.add_update((weight, weight.value))
+
+        def as_share(k: int, loss: Any) -> Any:
+            return _shared(loss, self.totals.get(k), share)
+
+        with (
+            scope, _recorded(self.model) as slopes,
+            _private.losses_as(self.model, as_share, counts),
+        ):  # fmt: skip
+            try:
+                logs = self.pieces.original(keras.tree.pack_sequence_as(self.data, own))
+            finally:
+                PIECE.reset(token)
+        return _Given(keras.tree.map_structure(tf.convert_to_tensor, logs), slopes, scope)
+
+    def scaled(self, slopes: list[tuple[Any, Any]], share: Any) -> list[tuple[Any, Any]]:
+        """Let the gradients of a piece count by its share, each where its weight lies."""
+        import tensorflow as tf
+
+        found = []
+        for g, weight in slopes:
+            if g is not None:
+                with tf.device(weight.value.device if self.apart else None):
+                    found.append((times(share, g), weight))
+        return found
+
+    def changes(self, scope: Any) -> list[Any]:
+        """List what a piece changes beside the weights."""
+        may_change = [*self.model.non_trainable_variables, *self.model.metrics_variables]
+        changed = [v for v in may_change if scope.get_current_value(v) is not None]
+        if len(scope.state_mapping) > len(self.weights) + len(changed):
+            raise ValueError(
+                f"the train_step of {self.model.name!r} changes variables that are neither its "
+                "weights nor those of its layers and metrics: its batch cannot be taken in pieces."
+            )
+        return changed
+
+    def update(self, changed: list[Any], state: list[Any], weights: list[Any], sums: Any) -> None:
+        """Write what the pieces have changed, and update the weights once."""
+        for variable, value in zip(changed, state, strict=True):
+            variable.assign(value)
+        placed = placing(self.model) if self.apart else contextlib.nullcontext()
+        found = dict(zip(map(id, weights), sums, strict=True))
+        with placed:
+            self.model.optimizer.apply([found.get(id(v)) for v in self.weights], self.weights)
+
+    def in_a_loop(self) -> Any:
+        """Take one piece after the other, in a loop that keeps sums of their gradients."""
+        import tensorflow as tf
+
+        size, pieces, kept = self.size, self.pieces.count, self.pieces.sums
+        last = min(pieces, size) if self.fixed else tf.minimum(pieces, size)
+
+        def piece(i: Any, state: Any) -> tuple[Any, list[tuple[Any, Any]], Any]:
+            least, more = size // last, size % last  # the first pieces have one more
+            start = i * least + tf.minimum(i, more)
+            even = self.fixed and not more
+            length = least if even else least + tf.cast(i < more, start.dtype)
+            given = self.take(start, length, length if even else None, state, length / size)
+            return given.logs, self.scaled(given.slopes, length / size), given.scope
+
+        given, slopes, scope = piece(tf.constant(0), ())
+        weights, changed = [weight for _, weight in slopes], self.changes(scope)
+
+        def body(i: Any, state: Any, added: Any, _: Any) -> Any:
+            given, slopes, scope = piece(i, zip(changed, state, strict=True))
+            if self.apart:
+                kept.add(slopes)
+            else:
+                added = total([added, [slope for slope, _ in slopes]])
+            return i + 1, [scope.get_current_value(v) for v in changed], added, given
+
+        state = [scope.get_current_value(v) for v in changed]
+        added = kept.begin(slopes) if self.apart else [slope for slope, _ in slopes]
+        with tf.control_dependencies(
+            tf.nest.flatten(added, expand_composites=True)
+        ):  # or the second piece would begin beside the first
+            second = tf.constant(1) + 0
+        carried = (second, state, [] if self.apart else added, given)
+        _, state, added, given = tf.while_loop(
+            lambda i, *_: i < last, body, carried, tf.nest.map_structure(_any_rows, carried),
+            parallel_iterations=1,
+        )  # fmt: skip
+        self.update(changed, state, weights, kept.end(slopes) if self.apart else added)
+        return given
+
+    def side_by_side(self) -> Any:
+        """Take pieces through the stages, each device in the order of the schedule.
+
+        In place of a piece without examples stands an example of another one, which counts nothing.
+        """
+        import tensorflow as tf
+
+        size, count, order = self.size, self.pieces.count, Order()
+        state: dict[int, tuple[Any, Any]] = {}
+        sums: dict[int, tuple[Any, Any]] = {}
+        logs = None
+        for k in range(count):
+            start, end = size * k // count, size * (k + 1) // count
+            length, known = end - start, end - start if self.fixed else None
+            some = tf.constant(length > 0) if self.fixed else length > 0
+            most = max if self.fixed else tf.maximum
+            begin = most(end, 1) - most(length, 1)
+            token = STEP.set((order, k))
+            try:
+                given = self.take(begin, most(length, 1), known and max(known, 1),
+                                  state.values(), most(length, 1) / size)  # fmt: skip
+            finally:
+                STEP.reset(token)
+            for variable in self.changes(given.scope):
+                value = given.scope.get_current_value(variable)
+                before = state.get(id(variable), (variable, variable.value))[1]
+                state[id(variable)] = variable, tf.where(some, value, before)
+            new = given.logs if logs is None else tf.nest.map_structure(
+                lambda a, b: tf.where(some, a, b), given.logs, logs  # noqa: B023
+            )
+            logs = new
+            with order.task(f"B{k}") as results:  # or several pieces' gradients would wait
+                for slope, weight in self.scaled(given.slopes, length / size):
+                    with tf.device(weight.value.device):
+                        before = sums.get(id(weight), (weight, None))[1]
+                        sums[id(weight)] = weight, added_now(before, slope)
+                    results.append(sums[id(weight)][1])
+        order.keep(self.pieces.laid.schedule(count, True))
+        changed = [v for v, _ in state.values()]
+        weights = [v for v, _ in sums.values()]
+        self.update(changed, [x for _, x in state.values()], weights, [x for _, x in sums.values()])
+        return logs
+
+
+@contextlib.contextmanager
+def _recorded(model: Any) -> Iterator[list[tuple[Any, Any]]]:
+    """Let the optimizer keep the gradients that it is given in the block, and change nothing."""
+    kept: list[tuple[Any, Any]] = []
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        if kept:
+            raise ValueError(
+                f"the train_step of {model.name!r} updates its weights more than once, and a batch "
+                "in pieces has one update: let it apply all gradients together."
+            )
+        kept.extend(zip(grads, trainable_variables or model.trainable_variables, strict=True))
+
+    with instead(model.optimizer, apply=apply):
+        yield kept
+
+
+def _any_rows(x: Any) -> Any:
+    """Give the shape of what a loop carries: sparse gradients become longer in it."""
+    import tensorflow as tf
+
+    return tf.TensorShape([None, *x.values.shape[1:]] if hasattr(x, "values") else x.shape)
+
+
+def _totals(model: Any, data: Any) -> dict[int, Any]:
+    """Give, by loss, what masks or weights leave of the batch to take a mean of.
+
+    The graph has the model's whole call for it, and TensorFlow runs of that what the counts need:
+    masks. Weights are given as tensors, for a loop that reads a variable would be run.
+    """
+    import keras
+    import tensorflow as tf
+
+    totals: dict[int, Any] = {}
+    x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+    if weights is None and not _may_mask(model):
+        return totals
+
+    def counted(which: int, loss: Any) -> Any:
+        def call(labels: Any, outputs: Any, weights: Any = None) -> Any:
+            found = mean_of(loss, labels, outputs, weights)
+            totals[which] = found.count
+            return found.mean
+
+        return call
+
+    training = {"training": True} if takes_training(model) else {}
+    values = [(v, tf.convert_to_tensor(v.value)) for v in model.trainable_variables]
+    with (
+        contextlib.suppress(Exception),  # of data for a train_step of one's own, with its own loss
+        keras.StatelessScope(values),
+        _private.losses_as(model, counted),
+    ):
+        _private.compiled_losses(model, y, model(x, **training), weights)
+    return totals
+
+
+def _may_mask(model: Any) -> bool:
+    """Say whether a loss may leave some of a batch out, as far as the model's layers tell."""
+    import keras
+
+    if not isinstance(model, keras.Function | keras.Sequential) or not model.inputs:
+        return True
+    losses = [each for each in keras.tree.flatten(model.loss) if each is not None]
+    own = [each for each in losses if not isinstance(each, str)
+           and (not type(each).__module__.startswith("keras.")
+                or getattr(each, "ignore_class", None) is not None)]  # fmt: skip
+    return bool(own) or any(_private.mask_of(t) is not None for t in model.outputs)
+
+
+def _shared(loss: Any, total: Any, share: Any) -> Any:
+    """Make a loss count in a mean over the pieces, by their sizes, as it does in the batch's."""
+    import tensorflow as tf
+
+    def call(labels: Any, outputs: Any, weights: Any = None) -> Any:
+        found = mean_of(loss, labels, outputs, weights)
+        if found.count is None:
+            return found.mean
+        count = tf.convert_to_tensor(found.count, found.mean.dtype)
+        if tf.is_tensor(found.count):
+            if total is None:
+                raise ValueError(
+                    f"the loss {loss.name} is a mean of what masks or weights leave, and the model "
+                    "cannot be called with a batch's inputs to count it: use another reduction."
+                )
+            count = tf.math.divide_no_nan(count, tf.cast(total, count.dtype))
+        return found.mean * count / like(share, count)
+
+    return call
+
+
+class _Sums:
+    """The sums of gradients, each where its weight lies; what a loop carries lies on one device.
+
+    They are variables of any shape, and empty between steps.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[int, list[Any]] = {}  # by a weight's id; two are of sparse gradients
+
+    def begin(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
+        """Let them be the gradients of a first piece; give what a second one has to wait for."""
+        import tensorflow as tf
+
+        begun = []
+        for slope, weight in slopes:
+            tensors = _tensors(slope)
+            if id(weight) not in self.of:
+                with tf.init_scope(), tf.device(weight.value.device):
+                    self.of[id(weight)] = [
+                        tf.Variable(tf.zeros(0, x.dtype), False, shape=tf.TensorShape(None))
+                        for x in tensors
+                    ]
+            for v, x in zip(self.of[id(weight)], tensors, strict=True):
+                begun.append(v.assign(x, read_value=False))
+        return begun
+
+    def add(self, slopes: list[tuple[Any, Any]]) -> None:
+        """Add the gradients of a further piece; append those of rows, unless they are the same."""
+        import tensorflow as tf
+
+        for slope, weight in slopes:
+            own, new = self.of[id(weight)], _tensors(slope)
+            if len(new) == 1 or same_rows(slope):
+                own[0].assign_add(new[0])
+            else:
+                with tf.device(weight.value.device):
+                    for v, x in zip(own, new, strict=True):
+                        v.assign(tf.concat([v, x], 0))
+
+    def end(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
+        """Give the sums, and be empty."""
+        import tensorflow as tf
+
+        found = []
+        for slope, weight in slopes:
+            with tf.device(weight.value.device):
+                values = []
+                tensors = _tensors(slope)
+                dense = len(tensors) == 1
+                for v, x in zip(self.of[id(weight)], tensors, strict=True):
+                    values.append(tf.ensure_shape(v, x.shape if dense else [None, *x.shape[1:]]))
+                    v.assign(tf.zeros(0, v.dtype))
+            found.append(values[0] if dense else tf.IndexedSlices(*values, slope.dense_shape))
+        return found
+
+
+def _tensors(slope: Any) -> list[Any]:
+    return [slope.values, slope.indices] if hasattr(slope, "values") else [slope]

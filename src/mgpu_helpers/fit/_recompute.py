@@ -1,0 +1,144 @@
+"""Calls of layers of which the results are not kept: they are computed again on the way back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mgpu_helpers import _private
+from mgpu_helpers._layers import Call, Value, run_calls
+
+
+def computed_twice(
+    calls: Sequence[Call], values: dict[Value, Any], gives: Sequence[Value], outer: Any,
+    variables: Sequence[Any], parts: Any = None, last: bool = False,
+) -> dict[Value, Any]:  # fmt: skip
+    """Run calls for what they give, and run them again when gradients of that are asked for.
+
+    Variables have the values that they have in the scope, which gets what the calls change. The
+    last calls of a model run once: what they give is needed at once.
+    """
+    import keras
+    import tensorflow as tf
+
+    takes, xs = [*values], [*values.values()]
+    masks = {i: mask for i, x in enumerate(xs) if (mask := _private.mask_of(x)) is not None}
+    held = [outer.get_current_value(v) for v in variables]
+    first = len(xs) + len(masks)  # of the variables among what the calls are given
+    sloped = [i for i, x in enumerate(xs) if x.dtype.is_floating]
+    inputs = len(sloped)
+    sloped += [first + k for k, v in enumerate(variables) if v.trainable]
+    autocast = _private.autocast_here()
+
+    def run(given: Sequence[Any]) -> tuple[Any, list[Any], Any]:
+        flat = iter(given)
+        own = [next(flat) for _ in xs]
+        for i in masks:
+            _private.set_mask(own[i], next(flat))
+        known = dict(zip(takes, own, strict=True))
+        with _private.without_autocast():  # or it would keep halves for the variables
+            pairs = zip(variables, flat, strict=True)
+            scope = keras.StatelessScope(pairs, collect_losses=True)
+        call = _private.call_of(keras.layers.Layer(), training=True)
+        with tf.GradientTape(persistent=last) as tape, scope, call, autocast:
+            tape.watch([given[i] for i in sloped])
+            run_calls(calls, known, True, parts)
+        made = [known[value] for value in gives]
+        logits = {k: x for k, y in enumerate(made) if (x := _private.logits_of(y)) is not None}
+        made_of[:] = logits  # of a softmax, by its number: losses take them
+        return tape, [*made, *logits.values(), *scope.losses], scope
+
+    def forward(*given: Any) -> Any:
+        before = _operations()
+        with contextlib.nullcontext() if last else _private.unrecorded():
+            tape, made, scope = run(given)
+        if not last:
+            _check_draws(before)
+        kept = (tape, made, scope) if last else None
+
+        def back(*slopes: Any, variables: Sequence[Any] = ()) -> Any:
+            by = [s if s is None else tf.convert_to_tensor(s) for s in slopes]
+            own: Sequence[Any] = given
+            if not last:
+                with tf.control_dependencies([s for s in by if s is not None]):
+                    own = list(map(tf.identity, given))  # or it would run in the forward pass
+            tape, made, _ = kept or run(own)
+            ends = [(y, s) for y, s in zip(made, by, strict=True)
+                    if s is not None and y.dtype.is_floating]  # fmt: skip
+            found = tape.gradient(
+                [y for y, _ in ends], [*(own[i] for i in sloped), *variables], [s for _, s in ends]
+            )
+            weights = [w for w in tf.nest.flatten(found[inputs:], True) if w is not None]
+            with tf.control_dependencies(weights):  # or what they need would be held for longer
+                found[:inputs] = [x if x is None else tf.identity(x) for x in found[:inputs]]
+            of = dict(zip(sloped, found))  # noqa: B905  variables come behind
+            ours = [of.get(i) for i in range(len(given))]
+            return (ours, found[len(sloped) :]) if variables else ours
+
+        marks.extend(map(_private.mask_of, made))
+        scopes.append(scope)
+        return made, back
+
+    made_of: list[int] = []
+    marks: list[Any] = []
+    scopes: list[Any] = []
+    results = tf.custom_gradient(forward)(*xs, *masks.values(), *held)
+    made = dict(zip(gives, results, strict=False))
+    for y, mask in zip(made.values(), marks, strict=False):
+        if mask is not None:
+            _private.set_mask(y, mask)
+    behind = results[len(gives) :]
+    for k, logits in zip(made_of, behind, strict=False):
+        _private.set_logits(results[k], logits)
+    for loss in behind[len(made_of) :]:
+        outer.add_loss(loss)
+    (scope,) = scopes
+    for changed in _changed(scope, variables, held):
+        outer.add_update(changed)
+    return made
+
+
+def _changed(scope: Any, variables: Sequence[Any], held: Sequence[Any]) -> Iterator[Any]:
+    """Give what calls have changed: averages, and how often seeds were used."""
+    if len(scope.state_mapping) > len(variables):
+        raise ValueError(
+            "a layer changes a variable that is not among those of its layers, which would be "
+            "changed twice: give what draws a keras.random.SeedGenerator of its own."
+        )
+    for variable, before in zip(variables, held, strict=True):
+        now = scope.get_current_value(variable)
+        if now is not before:
+            if variable.trainable:
+                raise ValueError(
+                    f"a layer assigns its weight {variable.path!r} when it is called, which cannot "
+                    "be done twice: take this layer out of the model."
+                )
+            yield variable, now
+
+
+def _operations() -> list[Any]:
+    """List the operations so far; none where they run at once."""
+    import tensorflow as tf
+
+    eager = tf.executing_eagerly()
+    return [] if eager else tf.compat.v1.get_default_graph().get_operations()
+
+
+def _check_draws(before: Sequence[Any]) -> None:
+    """Raise where what was made since then draws numbers that are others the second time."""
+    from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, called
+
+    def draws(ops: Iterable[Any]) -> Iterator[Any]:
+        for op in ops:
+            if op.op_def.is_stateful and any(each.name == "seed2" for each in op.op_def.attr):
+                yield op
+            if op.type in CALLS | LOOPS | BRANCHES:
+                for graph in called(op):
+                    yield from draws(graph.get_operations())
+
+    for op in draws(_operations()[len(before) :]):
+        raise ValueError(
+            f"{op.name} draws other numbers the second time: draw them by a function of "
+            "keras.random with a keras.random.SeedGenerator of the layer."
+        )

@@ -1,0 +1,183 @@
+"""A row of devices that has a model once: what it reads, makes and changes in one call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mgpu_helpers import _private
+from mgpu_helpers._layers import Call, Value, run_calls
+from mgpu_helpers.fit._recompute import computed_twice
+from mgpu_helpers.fit._segments import Segment, bias_of
+
+APART = 10**9  # between the seeds of two rows; Keras draws none that is larger
+
+
+class Row:
+    """Devices, what each has read of a model's variables, and what layers have made on them.
+
+    used: the variables that each device reads. A layer that is cut has in its place, on each
+    device, a narrower one; parts has these by device and layer. known are weights that calls before
+    have read in the same step.
+    """
+
+    def __init__(
+        self, number: int, devices: Sequence[str | None], used: dict[int, list[Any]],
+        parts: Sequence[dict[Any, Any]] = (), names: str = "", known: dict[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        import tensorflow as tf
+
+        known = {} if known is None else known
+
+        self.number, self.devices, self.parts, self.names = number, devices, parts, ""
+        if names:
+            with tf.name_scope(names) as self.names:  # with a slash: it can be opened again
+                pass
+        self.read: list[dict[int, Any]] = []
+        self.state: dict[int, tuple[Any, Any]] = {}  # what layers have changed, with its value now
+        for d, device in enumerate(devices):
+            every = [*used.get(d, ()), *(v for part in parts[d : d + 1] for layer in part.values()
+                                         for v in layer.variables)]  # fmt: skip
+            with on(device), tf.name_scope(f"{self.names}read"), _private.without_autocast():
+                self.read.append({})
+                for v in every:
+                    key = (number, d, id(v))
+                    if not v.trainable or key not in known:
+                        known[key] = _read(v, device)
+                    self.read[d][id(v)] = known[key]
+            for v in every:  # each row draws for itself
+                if v.name == "seed_generator_state" and number:
+                    with on(device):
+                        shift = tf.constant([number * APART, 0], self.read[d][id(v)].dtype)
+                        self.read[d][id(v)] += shift
+
+    def begin(self, values: dict[Value, Any]) -> None:
+        """Take the inputs of a piece."""
+        self.made: list[dict[Value, Any]] = [dict(values), *({} for _ in self.devices[1:])]
+        self.maker = dict.fromkeys(values, 0)
+        self.losses: list[Any] = []
+
+    def at(self, d: int, value: Value) -> Any:
+        """Give a value on a device of the row: a copy of it where it is made elsewhere."""
+
+        if value not in self.made[d]:
+            x = self.made[self.maker[value]][value]
+            with on(self.devices[d]):
+                self.made[d][value] = copied(x)
+        return self.made[d][value]
+
+    @contextlib.contextmanager
+    def reading(self, d: int, variables: Sequence[Any], size: Any, name: str = "") -> Iterator[Any]:
+        """Give a scope in which layers read what a device has read; keep what they change in it."""
+        import keras
+        import tensorflow as tf
+
+        pairs = [(v, self.state.get(id(v), (v, self.read[d][id(v)]))[1]) for v in variables]
+        with on(self.devices[d]), tf.name_scope(name) if name else contextlib.nullcontext():
+            with _private.without_autocast():
+                scope = keras.StatelessScope(pairs, collect_losses=True)
+            yield scope
+            self._keep(pairs, scope, size)
+        self.losses += scope.losses
+
+    def _keep(self, pairs: Sequence[tuple[Any, Any]], scope: Any, size: Any) -> None:
+        import tensorflow as tf
+
+        if len(scope.state_mapping) > len(pairs):
+            raise ValueError(
+                "a layer changes a variable that is none of its own, such as Keras's seed of all "
+                "layers: give the layer a keras.random.SeedGenerator of its own."
+            )
+        for variable, before in pairs:
+            value = scope.get_current_value(variable)
+            if value is before:
+                continue
+            if variable.trainable:
+                raise ValueError(
+                    f"a layer assigns its weight {variable.path!r} when it is called, which a part "
+                    "of a model cannot do: take this layer out of the model."
+                )
+            # In place of a share without examples stands an example of another one.
+            if tf.is_tensor(size):
+                value = tf.where(size > 0, value, before)
+            elif size is not None and not size:
+                continue
+            self.state[id(variable)] = variable, value
+
+    def run(self, segment: Segment, training: Any, size: Any, name: str) -> None:
+        """Run a segment."""
+        if segment.ways is None:
+            self._run_on(segment, segment.calls, segment.device, segment.variables,
+                         training, size, name)  # fmt: skip
+            return
+        for d in range(len(self.devices)):  # before any part runs, as attention takes masks away
+            for value in segment.takes:
+                self.at(d, value)
+        for d in range(len(self.devices)):
+            cut = [call.operation for call in segment.calls if call.operation in self.parts[d]]
+            own = [v for layer in cut for v in self.parts[d][layer].variables]
+            between = [v for call in segment.calls if call.operation not in self.parts[d]
+                       for v in call.variables]  # fmt: skip
+            for v in between:
+                self.read[d].setdefault(id(v), self.read[0].get(id(v)))
+            self._run_on(segment, segment.calls, d, [*own, *between], training, size, name)
+        last = segment.calls[-1]
+        if segment.ways[last] in ("rows", "heads"):
+            self._add_up(last, segment.ways[last])
+
+    def _run_on(
+        self, segment: Segment, calls: Sequence[Call], d: int, variables: Sequence[Any],
+        training: Any, size: Any, name: str,
+    ) -> None:  # fmt: skip
+        parts = self.parts[d] if segment.ways is not None else None
+        with self.reading(d, variables, size, name) as scope:
+            values = {value: self.at(d, value) for value in segment.takes}
+            if segment.again:
+                made = computed_twice(
+                    calls, values, segment.gives, scope, variables, parts, segment.last
+                )
+            else:
+                with scope:
+                    made = run_calls(calls, values, training, parts)
+        for value in segment.gives:
+            self.made[d][value] = made[value]
+            self.maker.setdefault(value, d)
+
+    def _add_up(self, call: Call, way: str) -> None:
+        """Add up on the first device what the parts of a layer have made."""
+        import tensorflow as tf
+
+        value = call.gives[0]
+        with tf.device(self.devices[0]), _private.without_autocast():
+            made = [each.pop(value) for each in self.made]
+            y = tf.add_n([made[0], *map(tf.identity, made[1:])])
+            if (bias := bias_of(call.operation, way)) is not None:
+                y = y + tf.cast(self.read[0][id(bias)], y.dtype)
+            self.made[0][value] = y if way == "heads" else call.operation.activation(y)
+        _private.set_mask(self.made[0][value], _private.mask_of(made[0]))
+
+
+def _read(variable: Any, device: str | None) -> Any:
+    """Read a variable where it is, and have the value on a device: one copy to each."""
+    import tensorflow as tf
+
+    value = tf.convert_to_tensor(variable)
+    return value if device is None else tf.identity(value)
+
+
+def on(device: str | None) -> Any:
+    """Place what is made in the block; None leaves it where it would be."""
+    import tensorflow as tf
+
+    return contextlib.nullcontext() if device is None else tf.device(device)
+
+
+def copied(x: Any) -> Any:
+    """Copy a tensor to where the block places it, with its mask."""
+    import tensorflow as tf
+
+    copy = tf.identity(x)
+    if (mask := _private.mask_of(x)) is not None:
+        _private.set_mask(copy, tf.identity(mask))
+    return copy

@@ -1,0 +1,218 @@
+"""The layers of a model in segments: what a row of devices does one after the other."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mgpu_helpers import _private
+from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._layers import (
+    Call,
+    LayerGraph,
+    Value,
+    run_calls,
+    taken,
+    used_later,
+    variables_of,
+)
+from mgpu_helpers.graph import count, cuts
+
+LENGTH = 32  # of an axis that the model does not know, where layers are compared by their FLOP
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Calls that run one after the other, on one device of a row or, cut, on all of them."""
+
+    calls: Sequence[Call]
+    device: int  # of the row
+    takes: Sequence[Value]
+    gives: Sequence[Value]
+    variables: Sequence[Any]
+    again: bool = False  # computed a second time for its gradients,
+    last: bool = False  # unless it is the last one
+    ways: Mapping[Call, str] | None = None  # how each call is cut, if they are
+
+
+def segments_of(
+    graph: LayerGraph, stages: Sequence[int], again: Sequence[int], ways: Mapping[Call, str],
+    meeting: Sequence[Call],
+) -> list[Segment]:
+    """Cut the calls where stages begin, where parts that run twice do, and where layers are cut.
+
+    A call at which rows meet is a segment by itself. All but the last segment run twice where any
+    do.
+    """
+    calls = graph.calls
+    alone = [i for i, call in enumerate(calls) if call in {*meeting}]
+    cut = [ways.get(call) for call in calls]
+    # What is cut by columns runs up to where the parts are added up.
+    turns = [i for i in range(1, len(calls)) if bool(cut[i]) != bool(cut[i - 1])
+             or cut[i - 1] in ("rows", "heads")]  # fmt: skip
+    inner = [i for i in again if not cut[i] or i in turns]
+    behind = [i + 1 for i in alone]
+    borders = sorted({0, *stages, *inner, *turns, *alone, *behind, len(calls)})
+    found = []
+    for a, b in itertools.pairwise(borders):
+        own = calls[a:b]
+        later = used_later(own, calls[b:], graph.outputs)
+        gives = [value for call in own for value in call.gives if value in later]
+        found.append(Segment(
+            own, sum(start <= a for start in stages), taken(own), gives, _variables(own, ways),
+            bool(again), b == len(calls), {c: ways[c] for c in own} if cut[a] else None,
+        ))  # fmt: skip
+    return found
+
+
+def _variables(calls: Sequence[Call], ways: Mapping[Call, str]) -> list[Any]:
+    """List what calls read beside the parts of layers that are cut."""
+    every = variables_of([call for call in calls if ways.get(call, "between") == "between"])
+    return every + [bias for call in calls if ways.get(call) in ("rows", "heads")
+                    if (bias := bias_of(call.operation, ways[call])) is not None]  # fmt: skip
+
+
+def bias_of(layer: Any, way: str) -> Any:
+    """Give what is added once to the sum of a layer's parts; None without it."""
+    return None if way == "columns" else getattr(layer, "output_dense", layer).bias
+
+
+def parts_to_run_again(graph: LayerGraph, parts: Any) -> list[int]:
+    """Number the calls with which the parts after the first begin, which are computed twice."""
+    if parts is False:
+        return []
+    first = graph.first()
+    if isinstance(parts, tuple):
+        starts = [first.get(name, 0) for name in parts]
+        if not starts or 0 in starts or starts != sorted({*starts}):
+            raise ValueError(
+                f"recompute={[*parts]} begin no parts of {graph.graph.name!r}: name layers in the "
+                f"order in which Keras runs them, which is {', '.join(graph.names()[1:])}."
+            )
+        return starts
+    at = cuts.narrow(graph)
+    parts = max(2, round(len(at) ** 0.5)) if parts is True else parts
+    parts = whole_number("recompute", parts, "a number of parts", 2)
+    if parts > len(at):
+        raise ValueError(
+            f"{graph.graph.name!r} has {counted(len(at) - 1, 'place')} to cut, where one tensor "
+            f"crosses, and {parts} parts need {parts - 1}: name the layers that begin a part, in "
+            "a list."
+        )
+    return cuts.even(graph.calls, at, parts)
+
+
+def stages_begin(graph: LayerGraph, stages: int | Sequence[str]) -> list[int]:
+    """Number the calls with which the stages after the first begin."""
+    names = balanced(graph, stages) if isinstance(stages, int) else stages
+    first = graph.first()
+    found = [first.get(name, 0) for name in names]
+    if 0 in found or found != sorted({*found}):
+        raise ValueError(
+            f"stages={[*names]} begin no stages of {graph.graph.name!r}: name layers in the order "
+            f"in which Keras runs them, which is {', '.join(graph.names()[1:])}."
+        )
+    return found
+
+
+def narrow_places(graph: LayerGraph) -> list[str]:
+    """List the layers in front of which one tensor crosses, but for the first."""
+    crosses = graph.crossing()
+    first: dict[str, int] = {}
+    for i, call in enumerate(graph.calls):
+        first.setdefault(call.name, i)
+    return [name for name, i in first.items()
+            if i and len(crosses[i]) == 1 and not graph.calls[i - 1].enters]  # fmt: skip
+
+
+def balanced(graph: LayerGraph, n: int) -> list[str]:
+    """Choose where n stages begin: the most FLOP in one are as few, then the least crosses."""
+    if n == 1:
+        return []
+    found = narrow_places(graph)
+    if len(found) + 1 < n:
+        raise ValueError(
+            f"{graph.graph.name} can begin a stage at {counted(len(found) + 1, 'layer')} where one "
+            f"tensor crosses ({', '.join([graph.calls[0].name, *found])}), and {n} stages are "
+            "asked for: ask for fewer, or name the layers that begin a stage."
+        )
+    first, calls = graph.first(), graph.calls
+    borders = [0, *(first[name] for name in found), len(calls)]
+    costs = [_cost(calls[a:b]) for a, b in itertools.pairwise(borders)]
+    sizes = [sum(map(_numbers, each)) for each in graph.crossing()]
+
+    @functools.cache
+    def best(a: int, n: int) -> tuple[float, int, tuple[int, ...]]:
+        if n == 1:
+            return sum(costs[a:]), 0, ()
+        rest = ((b, *best(b, n - 1)) for b in range(a + 1, len(costs) - n + 2))
+        return min((max(sum(costs[a:b]), most), sizes[borders[b]] + crosses, (b, *later))
+                   for b, most, crosses, later in rest)  # fmt: skip
+
+    return [found[i - 1] for i in best(0, n)[2]]
+
+
+def _numbers(value: Any) -> int:
+    """Count the numbers of a tensor of the model for an example."""
+    return math.prod(n or LENGTH for n in value.shape[1:])
+
+
+def _cost(calls: Sequence[Call]) -> float:
+    """Count the FLOP of calls for an example; where they are unknown, two for each weight."""
+    import keras
+    import tensorflow as tf
+
+    takes = taken(calls)
+    given = [tf.TensorSpec([1, *(n or LENGTH for n in x.shape[1:])], x.dtype) for x in takes]
+
+    def run(*xs: Any) -> Any:
+        with keras.StatelessScope():
+            return list(run_calls(calls, dict(zip(takes, xs, strict=True)), False).values())
+
+    found = count(run, *given).flops
+    return 2 * sum(math.prod(v.shape) for v in variables_of(calls)) if found is None else found
+
+
+def normalizes(layer: Any) -> bool:
+    """Say whether a layer normalizes by the statistics of a batch."""
+    import keras
+
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+
+
+def check_layers(model: Any, graph: LayerGraph | None, synchronized: bool) -> None:
+    """Refuse a model whose layers a share or a piece of the batch cannot train, or not so."""
+    layers = _private.layers_of(model)
+    if keeps := [layer.name for layer in layers if getattr(layer, "stateful", False)]:
+        raise ValueError(
+            f"the layer {keeps[0]!r} of {model.name} keeps a state for each example from batch to "
+            "batch (stateful=True), which a share or a piece has not: make it without."
+        )
+    there = {id(call.operation) for call in graph.calls} if graph else set()
+    apart = [each.name for each in layers if normalizes(each) and id(each) not in there]
+    if synchronized and apart:
+        raise ValueError(
+            f"rows of devices cannot meet at {apart[0]} in {model.name}, since only layers of "
+            "functional and Sequential models can be run one at a time: use synchronized=False, by "
+            "which each normalizes by the statistics of its share, or make the model in the scope "
+            "of fit.strategy."
+        )
+
+
+def whole(model: Any) -> Segment:
+    """Give a model that is not taken apart as one segment."""
+    return Segment((), 0, (), (), [*model.trainable_variables, *model.non_trainable_variables])
+
+
+def columns(segments: Iterable[Segment], length: int) -> dict[int, list[Any]]:
+    """List by device of a row the variables that its segments use."""
+    used: dict[int, dict[int, Any]] = {d: {} for d in range(length)}
+    for segment in segments:
+        used[segment.device] |= {id(v): v for v in segment.variables}
+    return {d: list(each.values()) for d, each in used.items()}
+
+

@@ -1,0 +1,309 @@
+"""Bring a model to a layout, change it, and undo it: `fit.use`, `fit.alone`, `fit.layout`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mgpu_helpers._layers import Call, LayerGraph
+from mgpu_helpers._models import ready
+from mgpu_helpers._train import HOST
+from mgpu_helpers.fit._call import composed, where_it_is
+from mgpu_helpers.fit._cut_layers import CutLayers
+from mgpu_helpers.fit._moving import moved
+from mgpu_helpers.fit._pieces import Pieces, warn_of_normalizing
+from mgpu_helpers.fit._placing import placed_step
+from mgpu_helpers.fit._segments import (
+    Segment,
+    check_layers,
+    columns,
+    normalizes,
+    parts_to_run_again,
+    segments_of,
+    stages_begin,
+    whole,
+)
+from mgpu_helpers.fit.layout import Layout
+from mgpu_helpers.pipeline.schedule import all_forward, one_forward_one_backward
+from mgpu_helpers.towers.shards import shard_sizes
+
+NAME = "laid_out"  # of what a model holds of ours
+
+
+def use(model: Any, layout: Any = None, **options: Any) -> Any:
+    """Let a built Keras model train as a layout says; give the model.
+
+    layout: a `Layout`, a plan, devices by name, or what `memory.plan` proposes. None keeps the
+    devices of the layout that the model has, and changes the options alone. The options are those
+    of `Layout`, in any order:
+
+        fit.use(model, plan)                                the batch shared by all devices
+        fit.use(model, plan, pieces=4, recompute=True)      in pieces, activations computed twice
+        fit.use(model, plan, state="owners")                weights and slots at their owners
+        fit.use(model, plan, stages=2, pieces=4)            layers in stages, rows of two devices
+        fit.use(model, plan, layers={"up": "columns", "down": "rows"})
+        fit.use(model, pieces=4)                            where it is, also under a strategy
+
+    `fit`, `evaluate`, `predict` and model(x) then use the devices, and Keras does the rest as ever:
+    losses, metrics, callbacks, a train_step of one's own. Weights and histories are, to rounding,
+    those of one device; dropout draws for each row and piece. The model may be compiled before or
+    after. What is saved is the model as it was. `alone` undoes all of it, as before an export. XLA
+    is not used.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse")
+    >>> history = use(model, plan, pieces=2).fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)
+    >>> layout(model).pieces
+    2
+    """
+    ready(model, built=False, single=False)
+    wanted, before = _wanted(model, layout, options), laid_out(model)
+    alone(model)
+    try:
+        Laid(model, wanted).install()
+    except BaseException:
+        if before is not None:
+            Laid(model, before.layout).install()
+        raise
+    return model
+
+
+def alone(model: Any) -> Any:
+    """Undo `use`: the model is what it was, and where it was; give the model.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    >>> alone(use(model, plan)) is model
+    True
+    """
+    if (laid := laid_out(model)) is not None:
+        laid.undo()
+    return model
+
+
+def layout(model: Any) -> Layout:
+    """Tell how a model is laid out.
+
+    >>> import keras
+    >>> layout(use(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), plan.devices[:1]))
+    Layout(('/CPU:1',))
+    """
+    laid = laid_out(model)
+    return Layout() if laid is None else laid.layout
+
+
+def laid_out(model: Any) -> Laid | None:
+    """Give what a model holds of ours; None where it is as Keras made it."""
+    return vars(model).get(NAME)
+
+
+def _wanted(model: Any, given: Any, options: Mapping[str, Any]) -> Layout:
+    """Give the layout that is asked for, with devices that are there."""
+    from mgpu_helpers.devices.plan import Plan, checked
+
+    if getattr(given, "half", False) and "16" not in model.dtype_policy.name:
+        raise ValueError(
+            f"{given.name!r} is of a model in half precision, and {model.name!r} computes in "
+            f"{model.dtype_policy.name}: make it after "
+            'keras.config.set_dtype_policy("mixed_bfloat16").'
+        )
+    if hasattr(given, "layout"):
+        if (proposed := given.layout) is None:
+            raise ValueError(f"{given.name!r} is counted only: fit.use cannot do it.")
+        given = proposed
+    if given is None:
+        wanted = layout(model).changed(**options)
+    elif isinstance(given, Layout):
+        wanted = given.changed(**options)
+    else:
+        devices = given.devices if isinstance(given, Plan) else given
+        if isinstance(devices, str) or not isinstance(devices, Iterable):
+            raise TypeError(f"{given!r:.60} is no layout, plan or list of devices: give one.")
+        wanted = Layout(checked(devices)).changed(**options)
+    written = {"devices": checked(wanted.devices) if wanted.devices else ()}
+    if not isinstance(wanted.state, str):
+        written["state"] = checked(wanted.state)
+    return wanted.changed(**written)
+
+
+class Laid:
+    """A model in a layout: what its call and its step are, and how they are undone."""
+
+    def __init__(self, model: Any, layout: Layout) -> None:
+        self.model, self.layout = model, layout
+        self.original, step = model.call, model.train_step
+        needs_graph = bool(layout.staged or layout.layers or layout.recompute)
+        several = layout.pieces > 1
+        ready(model, single=bool(layout.devices), trained=several, functional=needs_graph)
+        self.graph = self._graph()
+        if layout.devices or several:
+            meets = layout.synchronized and len(layout.rows) > 1
+            check_layers(model, self.graph, meets)
+        self.stages: list[int] = []
+        self.again: list[int] = []
+        self.cut = None
+        if self.graph is not None:
+            self.stages = stages_begin(self.graph, layout.stages)
+            self.again = parts_to_run_again(self.graph, layout.recompute)
+            if layout.layers:
+                self.cut = CutLayers(model, self.graph, layout)
+        if layout.recompute and (normal := self.meeting()):
+            raise ValueError(
+                f"{normal[0].name} needs all rows layer by layer, and recompute gives {model.name} "
+                "parts that run alone: use synchronized=False, or build the model in the scope of "
+                "fit.strategy, which does both."
+            )
+        self.step = placed_step(model, step, self.cut) if layout.devices else step
+        self.pieces = Pieces(self) if several else None
+
+    def _graph(self) -> LayerGraph | None:
+        try:
+            ready(self.model, functional=True, single=False)
+        except (TypeError, ValueError):
+            return None
+        return LayerGraph(self.model)
+
+    def meeting(self) -> list[Call]:
+        """List the calls at which rows meet: those that normalize by a whole batch."""
+        several = self.layout.synchronized and len(self.layout.rows) > 1
+        if not several or self.graph is None:
+            return []
+        return [call for call in self.graph.calls if normalizes(call.operation)]
+
+    def segments(self, training: Any) -> list[Segment]:
+        """Give the segments of a call, each of which a row runs on one device, or cut on all."""
+        layout, meeting = self.layout, self.meeting() if training else []
+        again = self.again if training else []
+        if self.graph is None or not (layout.staged or self.cut or again or meeting):
+            return [whole(self.model)]
+        ways = self.cut.ways if self.cut else {}
+        return segments_of(self.graph, self.stages, again, ways, meeting)
+
+    @property
+    def parts(self) -> Sequence[dict[Any, Any]]:
+        """Give by device of a row the narrower layers that run there in place of whole ones."""
+        return self.cut.parts if self.cut else ()
+
+    def sizes(self, size: Any, training: Any) -> list[Any]:
+        """Cut a number of examples into parts: all rows' of a first piece, and so on."""
+        together = self.layout.staged and not (training and self.pieces and self.pieces.by_step)
+        pieces = shard_sizes(size, self.layout.pieces if together else 1)
+        return [part for piece in pieces for part in self.layout.sizes(piece)]
+
+    def schedule(self, pieces: int, one_back: bool) -> dict[str, list[str]]:
+        """Give by device the tasks of a step in their order, where layers are in stages."""
+        if not self.layout.staged:
+            return {}
+        of = one_forward_one_backward if one_back else all_forward
+        by_stage = of(self.layout.length, pieces)
+        return {device: by_stage[s] for row in self.layout.rows for s, device in enumerate(row)}
+
+    def install(self) -> None:
+        """Move weights, and give the model its call and its step."""
+        model = self.model
+        self.settings = model.supports_jit, model.jit_compile
+        self.homes: list[tuple[Any, str]] = []
+        self.before: dict[str, Any] = {}  # methods that somebody else has given the model
+        if self.pieces:
+            warn_of_normalizing(model)
+        vars(model)[NAME] = self
+        try:
+            if self.cut:
+                self.cut.install()
+            self._move()
+        except BaseException:
+            self.undo()
+            raise
+        methods = self._methods()
+        self.before = {name: own for name, own in vars(model).items() if name in methods}
+        vars(model).update(methods)
+        model.supports_jit = model.jit_compile = False
+        _forget_functions(model)
+
+    def _methods(self) -> dict[str, Any]:
+        """Give what the model has in place of its own methods."""
+        given: dict[str, Any] = {}
+        if self.layout.devices or self.layout.recompute:
+            given["call"] = functools.wraps(self.original)(lambda *args, **named: (
+                self.call(*args, **named)
+            ))  # fmt: skip
+        if (pieces := self.pieces) is not None:
+            given["make_train_function"] = pieces.make_train_function
+            given["train_step"] = functools.wraps(self.step)(lambda data: pieces.step(data))
+        elif self.layout.devices:
+            given["train_step"] = self.step
+        return given
+
+    def _move(self) -> None:
+        """Move each variable to the device that has it, with what the optimizer keeps for it."""
+        layout, model = self.layout, self.model
+        if layout.state == "home" and not (layout.staged or self.cut):
+            return
+        used = columns(self.segments(False), layout.length)
+        first: dict[int, tuple[Any, int]] = {}  # the device of a row that uses a variable first
+        for d in reversed(used):
+            first |= {id(v): (v, d) for v in used[d]}
+        inside = self.cut.inside if self.cut else set()
+        held = dict.fromkeys((d for row in layout.rows for d in row), 0)
+        places = []
+        # What is trained first: the optimizer keeps as much again for it, once or more often.
+        for v in sorted(model.weights, key=lambda v: (v.trainable, _bytes(v)), reverse=True):
+            if id(v) in inside:
+                continue
+            device = self._owner(first.get(id(v), (v, 0))[1], held)
+            held[device] = held.get(device, 0) + _bytes(v)
+            places.append((v, device))
+        self.homes += [(v, v.value.device) for v, _ in places]
+        moved(model, places)
+
+    def _owner(self, d: int, held: Mapping[str, int]) -> str:
+        """Choose who has a variable that is used on one device of each row."""
+        state, rows = self.layout.state, self.layout.rows
+        if state == "home":
+            return rows[0][d]
+        if state == "host":
+            return HOST
+        owners = [row[d] for row in rows] if state == "owners" else state
+        return min(owners, key=lambda device: held.get(device, 0))
+
+    def call(self, *args: Any, **named: Any) -> Any:
+        """Call the model as its layout says."""
+        if self.layout.devices:
+            return composed(self, args, named)
+        if not named.get("training") or named.keys() - {"inputs", "mask", "training"}:
+            return self.original(*args, **named)
+        return where_it_is(self, args, named)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the model compute in the block as Keras has made it, its weights where they are."""
+        names = {*self._methods()} & vars(self.model).keys()
+        ours = {name: vars(self.model).pop(name) for name in names}
+        vars(self.model).update(self.before)
+        try:
+            yield
+        finally:
+            vars(self.model).update(ours)
+
+    def undo(self) -> None:
+        """Leave the model as it was."""
+        model = self.model
+        for name in (NAME, *self._methods()):
+            vars(model).pop(name, None)
+        vars(model).update(self.before)
+        if self.cut:
+            self.cut.undo()
+        model.supports_jit, model.jit_compile = self.settings
+        moved(model, self.homes)
+
+
+def _bytes(variable: Any) -> int:
+    return int(variable.value.dtype.size * variable.shape.num_elements())
+
+
+def _forget_functions(model: Any) -> None:
+    """Let Keras make its functions again: the old ones have the old methods in their graphs."""
+    model.train_function = model.test_function = model.predict_function = None
