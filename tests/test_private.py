@@ -141,12 +141,6 @@ def test_set_logits(tf, keras):
     assert keras.losses.sparse_categorical_crossentropy(tf.constant([1]), made).numpy() == 1000
 
 
-def test_loss_of(tf):
-    """Try LossFunctionWrapper."""
-    loss = _private.loss_of(lambda labels, outputs: outputs - labels)
-    assert loss(tf.ones([2]), tf.constant([[1.0], [3.0]])).numpy() == 1  # and not of [2, 2]
-
-
 def test_mend(plan):
     """Try scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call.
 

@@ -380,16 +380,6 @@ def set_logits(x: Any, logits: Any) -> None:
     x._keras_logits = logits
 
 
-def loss_of(function: Any) -> Any:
-    """Make a loss of Keras of a function, as `compile` does: it gives labels and outputs one rank.
-
-    In public only the losses that Keras has are such.
-    """
-    from keras.src.losses.losses import LossFunctionWrapper
-
-    return LossFunctionWrapper(function)
-
-
 def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
     """Compute the mean and variance by which a BatchNormalization would normalize."""
     mean, variance = layer._moments(x, mask)

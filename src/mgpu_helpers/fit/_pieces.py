@@ -20,6 +20,7 @@ from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._means import mean_of
 from mgpu_helpers.fit._order import STEP, Order, added_now
 from mgpu_helpers.fit._placing import build_optimizers, placing
+from mgpu_helpers.fit._rows import on
 from mgpu_helpers.fit._segments import normalizes
 from mgpu_helpers.fit.layout import SCHEDULES
 from mgpu_helpers.fit.shares import PIECE, Whole, part_of, size_of
@@ -185,12 +186,10 @@ class _Batch:
 
     def scaled(self, slopes: list[tuple[Any, Any]], share: Any) -> list[tuple[Any, Any]]:
         """Let the gradients of a piece count by its share, each where its weight lies."""
-        import tensorflow as tf
-
         found = []
         for g, weight in slopes:
             if g is not None:
-                with tf.device(weight.value.device if self.apart else None):
+                with on(weight.value.device if self.apart else None):
                     found.append((times(share, g), weight))
         return found
 

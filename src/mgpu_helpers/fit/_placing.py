@@ -99,8 +99,8 @@ def _home(x: Any, known: dict[int, tuple[Any, str]]) -> str:
     if id(x) not in known:
         place = x.device  # of an eager tensor, such as the handle of a variable, always
         if not place and x.op.type == "Placeholder":
-            outer = [given for given, own in reversed(x.graph.captures) if own is x]
-            place = _home(outer[0], known) if outer else ""
+            outer = _private.captured(x)
+            place = "" if outer is None else _home(outer, known)
         elif not place and x.op.type in ("Identity", "ReadVariableOp"):
             place = _home(x.op.inputs[0], known)
         known[id(x)] = x, place

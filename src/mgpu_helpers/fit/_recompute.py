@@ -1,4 +1,4 @@
-"""Calls of layers of which the results are not kept: they are computed again on the way back."""
+"""Layers whose results are not kept: the backward pass computes them again."""
 
 from __future__ import annotations
 
