@@ -49,7 +49,7 @@ help:  ## list the targets
 	@echo "  MGPU_DEVICES=4, MGPU_MODE=cores  what the lessons of make lab and make gpu run on"
 	@echo "  LAB='--no-browser --port=9000'   more options for JupyterLab"
 
-$(ready): pyproject.toml constraints.txt $(again)
+$(ready): pyproject.toml constraints.txt tests/kerashub.txt $(again)
 	@PYTHON="$(PYTHON)" sh tools/setup_env.sh "$(venv)" "$(extras)" "$(TF)" "$(KERAS)"
 	@touch "$@"
 

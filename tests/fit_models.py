@@ -388,6 +388,40 @@ def causal() -> Any:
     return model, {"x": TOKENS, "y": TAGS, "sample_weight": weights}
 
 
+def decoder() -> Any:
+    """Have layers of one's own with layers inside: fewer heads of keys, products along an axis."""
+    import keras
+    from keras import layers
+
+    class Decoder(layers.Layer):
+        def __init__(self, **named: Any) -> None:
+            super().__init__(**named)
+            self.supports_masking = True
+            self.norm, self.other = layers.LayerNormalization(), layers.LayerNormalization()
+            self.heads = layers.GroupQueryAttention(3, 6, 2, name="heads_0")
+            self.up = layers.EinsumDense("btd,fd->btf", (None, 9), "silu", "f", name="up_0")
+            self.gate = layers.EinsumDense("btd,df->btf", (None, 9), name="up_1")
+            self.dropout = layers.Dropout(0.0)
+            self.down = layers.EinsumDense("btf,fd->btd", (None, 8), None, "d", name="down_0")
+            self.scale = self.add_weight((8,), "ones")
+
+        def call(self, x: Any, training: Any = None) -> Any:
+            y = self.norm(x)
+            x = x + self.heads(y, y, use_causal_mask=True)
+            y = self.other(x)
+            y = self.dropout(self.up(y) * self.gate(y), training=training)
+            return x + self.scale * self.down(y)
+
+    given = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(9, 8, mask_zero=True)(given)
+    for i in range(2):
+        x = Decoder(name=f"decoder_{i}")(x)
+    model = keras.Model(given, layers.Dense(3)(x))
+    adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.1)
+    model.compile(adamw, cross(), weighted_metrics=["accuracy"])
+    return model, {"x": TOKENS, "y": TAGS}
+
+
 def residual(blocks: int = 2, width: int = 4, size: int = 6, channels: int = 2) -> Any:
     """Make blocks of convolutions with BatchNormalization, Dropout, and what is added to a loss."""
     import keras
@@ -453,5 +487,5 @@ ORDINARY = (
     masked_normal, attention, positions, two_of_each, list_of_outputs, regularized, areas,
     last_of_one, several_steps, keras_accumulates, averaged, watched, sure,
 )  # fmt: skip
-SPECIAL = (gated, causal, dropped, sentences, mobilenet)
+SPECIAL = (gated, causal, decoder, dropped, sentences, mobilenet)
 CASES = {each.__name__: each for each in (*ORDINARY, *SPECIAL)}

@@ -166,6 +166,24 @@ def test_workers_that_train_alone_are_told(code, fake, named):
     assert report.ok and ("fit.strategy" in repr(report)) is named
 
 
+@pytest.mark.parametrize("of, told", [("keras.src.trainer", True), ("__main__", False)])
+def test_workers_in_which_keras_trains_alone_are_told_while_they_do(of, told, capsys):
+    Path("tensorflow.py").write_text(FAKE)
+    code = (
+        "import tensorflow, time, types\n"
+        "def step(): return tensorflow\n"
+        f"step.__module__ = '{of}'\n"
+        "function = type(tensorflow.function(None))\n"
+        "function.python_function = property(lambda self: self.does)\n"
+        "tensorflow.function(step)()\n"
+        "time.sleep(1)\n"
+    )
+    assert run(code, workers=2, progress=True).ok
+    lines = capsys.readouterr().out.splitlines()
+    alone = [i for i, line in enumerate(lines) if line.startswith("alone")]
+    assert len(alone) == told and all("done" in line for i in alone for line in lines[i + 1 :])
+
+
 def test_gpus_are_shared_out_and_locked(monkeypatch):
     monkeypatch.delenv("MGPU_MODE")
     gpus = tuple(nvml.Gpu(i, "GPU", f"GPU-{i}", *[None] * 9) for i in range(5))

@@ -228,6 +228,31 @@ def test_numbers_that_are_none_are_named_with_their_batch(tf, keras, plan, numbe
     assert re.search(f"^{what} of batch 2 has 1 number .* example 5", sentence)
 
 
+@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("which, named", [("loss", "a loss, loss"), ("slope", "a weight, own")])
+def test_a_loss_that_is_none_on_one_device_too_is_no_difference(
+    tf, keras, plan, plain, numbers, ours, which, named
+):
+    with (fit.strategy(plan.devices[:2]) if ours else plain).scope():
+        model = own(keras, tf, lambda errors: tf.reduce_mean(tf.sqrt(0 * errors)))
+        if which == "loss":
+            model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+            model.compile("sgd", lambda y, p: tf.math.log(-tf.abs(p) - 1))
+    (sentence,) = fit.check(model, numbers)
+    assert named in sentence and "one device as well" in sentence
+
+
+def test_equal_examples_behind_a_norm_are_no_difference(keras, plan):
+    """It normalizes rounding alone, which replicas round otherwise."""
+    with fit.strategy(plan.devices[:2]).scope():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+        model.add(keras.layers.BatchNormalization())
+        model.add(keras.layers.Dense(2))
+        model.compile("adam", "mse")
+    draw = np.random.default_rng(0).normal
+    assert fit.check(model, tuple(np.tile(draw(size=k), (10, 1)).astype("f") for k in (3, 2))) == []
+
+
 def test_a_model_outside_and_a_batch_that_is_too_small_are_named(tf, keras, plan, numbers):
     model = own(keras, tf, tf.reduce_mean)
     (sentence,) = fit.check(model, numbers)

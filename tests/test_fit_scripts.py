@@ -23,11 +23,21 @@ SAME: dict[str, tuple[list[str], float]] = {
     "resnet": (["{folder}", "--no-augmentation"], 1e-5),
     "language_model": (["--policy", "float32", "--dropout", "0"], 1e-5),
     "two_outputs": ([], 1e-5), "gan": ([], 1e-4), "vae": ([], 1e-5),
-    "contrastive": ([], 1e-5),
+    "contrastive": ([], 1e-5), "fine_tune": (["--dtype", "float32"], 1e-5),
+    "transfer": (["--dtype", "float64"], 1e-5),  # its BatchNormalizations make much of rounding
 }
 CHECKED = {"vae", "gan", "contrastive"}  # beside which a step is compared before
 # With all that a user has; the policy of the language model is its own, mixed_bfloat16.
 RANDOM: dict[str, list[str]] = {"resnet": ["{folder}"], "language_model": []}
+
+
+@pytest.fixture(autouse=True)
+def kerashub(request):
+    """Leave out what imports KerasHub where it is not."""
+    call = getattr(request.node, "callspec", None)
+    if call and call.params.get("name") == "fine_tune":
+        reason = "KerasHub is not installed: `make env` installs it."
+        pytest.importorskip("keras_hub", reason=reason, exc_type=ImportError)
 
 
 def original(script: Path) -> tuple[str, int]:

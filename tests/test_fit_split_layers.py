@@ -10,6 +10,7 @@ import pytest
 from conftest import run_python
 from fit_models import places
 from mgpu_helpers import fit, trace
+from mgpu_helpers.fit.laying import laid_out
 
 PAIRS, HEADS = {"up_.*": "columns", "down_.*": "rows"}, {"heads_.*": "heads"}
 ROWS, WIDE = 64, 32  # of a batch, and of what goes into a pair
@@ -73,8 +74,10 @@ def test_each_device_holds_and_computes_its_part(keras, plan):
     assert pair / 2 == held[1] < held[0] < 1.05 * held[1]
     assert max(map(step.peak, plan.devices)) < 0.75 * whole
     assert step.peak(plan.host) < 0.1 * whole
-    products = [op.device for op in step.ops if op.type.endswith("MatMul")]
-    assert len({*products}) == 2 and products.count(plan.devices[0]) == len(products) / 2 >= 24
+    again = fit.use(model, plan.devices, layers=PAIRS, recompute=True)
+    for each in (step, trace.fit_step(again, tuple(batch))):
+        products = [op.device for op in each.ops if op.type.endswith("MatMul")]
+        assert len({*products}) == 2 and products.count(plan.devices[0]) == len(products) / 2 >= 24
 
 
 def test_dropout_draws_for_each_part(keras, plan):
@@ -128,11 +131,12 @@ def problem(keras, name):
 
 
 @pytest.mark.parametrize("name, named", [
-    ("normalized", "between does not treat each number"), ("softmax", "up_0 does not treat each"),
-    ("summed", "between does not treat each"), ("left", "up_0 is .* no layer behind it by rows"),
+    ("normalized", "up_0, between, down_0 .* raise"), ("softmax", "up_0, down_0 .* something else"),
+    ("summed", "up_0, between, down_0 .* raise"), ("left", "up_0 is .* no layer behind it by rows"),
     ("whole", "down_0 is cut by rows, and no"), ("twice", "up_1 cannot be cut by columns: the"),
-    ("scores", "heads_0 gives two results"), ("heads", "1 heads"),
-    ("norm", "up_0.*constraint"), ("loss", "heads_0"), ("orthogonal", "up_0.*L1, L2"),
+    ("scores", "heads_0/softmax.* is cut by columns, and no layer behind"), ("heads", "1 heads"),
+    ("norm", "up_0 .*constraint"), ("loss", "heads_0/query has a reg"),
+    ("orthogonal", "up_0 .*L1, L2"),
     ("clipped", "adam.*global_clipnorm"), ("factored", "Adafactor"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_named(keras, plan, name, named):
@@ -184,6 +188,148 @@ def test_what_is_refused_half_way_leaves_all_as_it_was(keras, tf, plan, double, 
             np.testing.assert_array_equal(a, b)
 
 
+def block(keras, call=lambda self, x, _: self.down(self.up(x))):
+    """Make a model of a layer with layers inside, and with this call."""
+
+    class Block(keras.layers.Layer):
+        def __init__(self):
+            super().__init__(name="block")
+            self.up = keras.layers.EinsumDense("btd,dnh->btnh", (None, 3, 4), name="up")
+            self.down = keras.layers.EinsumDense("btnh,nhd->btd", (None, 6), None, "d", name="down")
+            self.more = keras.layers.Dense(6, name="more")
+            self.noise = keras.layers.Dropout(0.5, name="noise")
+
+        def call(self, x, training=None):
+            return call(self, x, training)
+
+    given = keras.Input((4, 6))
+    model = keras.Model(given, Block()(given))
+    model.compile("sgd", "mse")
+    return model
+
+
+def ways(model):
+    """Tell the layers of a model that are cut, and the axes of their kernels."""
+    cut = laid_out(model).cut.ways
+    return [(layer.name, way.kind, way.axis) for layer, way in cut.items()]
+
+
+X = np.random.default_rng(0).normal(size=(3, 4, 6))
+
+
+@pytest.mark.parametrize("layers, axis", [
+    ({"up": "columns", "down": "rows"}, 0), ({"block/up": "h", ".*down": "h"}, 1),
+    ({"up/kernel": 1, "down/kernel": 0}, 0), ("auto", 0),
+])  # fmt: skip
+def test_an_axis_of_an_equation_is_cut_inside_of_a_layer(keras, plan, double, layers, axis):
+    model = block(keras)
+    model.layers[1].down.enable_lora(2)
+    model.layers[1].down.lora_kernel_b.assign(np.ones((2, 6)))
+    model.compile("sgd", "mse")
+    wanted = model(X).numpy()
+    fit.use(model, plan.devices, layers=layers)
+    assert ways(model) == [("up", "columns", 1 + axis), ("down", "rows", axis)]
+    assert {*places(model.weights)} == {"CPU:1", "CPU:2"}
+    np.testing.assert_allclose(model(X), wanted, atol=1e-6)  # LoRA has float32
+
+
+def test_pairs_and_attention_are_found_where_it_is_certain(keras, plan):
+    layers, given = keras.layers, keras.Input((4, 8))
+    x = layers.GroupQueryAttention(2, 4, 1, name="attention")(given, given)
+    x = layers.Dense(8, name="alone")(x)
+    y = layers.Dense(16, "relu", name="up")(layers.LayerNormalization()(x))
+    x = layers.Dense(8, name="down")(layers.Dropout(0.1)(y) * layers.Dense(16, name="gate")(x))
+    x = layers.Dense(8, name="last")(layers.Dense(4, name="narrow")(x))
+    x = layers.Dense(8, kernel_constraint="max_norm")(layers.Dense(16)(x))
+    x = layers.Dense(8, name="soft")(layers.Dense(16, "softmax", name="max")(x))
+    model = fit.use(keras.Model(given, x), plan.devices, layers="auto")
+    assert ways(model) == [
+        ("query", "columns", 1), ("key", "gathered", -2), ("value", "gathered", -2),
+        ("attention_output", "rows", 0), ("up", "columns", 1), ("gate", "columns", 1),
+        ("down", "rows", 0),
+    ]  # fmt: skip
+    assert fit.layout(model).layers == "auto" and "layers='auto'" in repr(fit.layout(model))
+    with pytest.raises(ValueError, match='no pairs of layers that layers="auto"'):
+        fit.use(keras.Sequential([given, layers.Dense(3)]), plan.devices, layers="auto")
+
+
+def test_a_layout_map_of_keras_says_what_is_cut(keras, plan):
+    mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+    where = keras.distribution.LayoutMap(mesh)
+    where["block.*up.kernel"] = ("batch", "model", None)
+    where["block.*down.kernel"] = ("model", None, "batch")
+    where["embedding/.*"], where["norm/scale"] = ("model", None), (None,)
+    with pytest.warns(UserWarning, match="'embedding/.*' names no kernel"):
+        model = fit.use(block(keras), plan.devices, layers=where)
+    assert ways(model) == [("up", "columns", 1), ("down", "rows", 0)]
+    assert fit.layout(model).row == 2 and "'block.*up.kernel': 1" in repr(fit.layout(model))
+
+
+def again(self, x, _):
+    """Call layers twice, and add one number to all of a place, which parts do alike."""
+    y = self.up(x)
+    return self.down(y + self.noise(self.down(self.up(x)))[..., :1, None])
+
+
+def test_layers_inside_of_a_layer_are_called_twice(keras, plan, double):
+    model = block(keras, call=again)
+    wanted = model(X).numpy()
+    fit.use(model, plan.devices, layers={"up": "columns", "down": "rows"})
+    np.testing.assert_allclose(model(X), wanted, atol=1e-12)
+    before = model.layers[1].noise.seed_generator.state.numpy()[1]
+    model(X, training=True)
+    assert model.layers[1].noise.seed_generator.state.numpy()[1] == before + 1  # on one device
+
+
+def random(self):
+    import keras
+
+    if not hasattr(self, "seeds"):
+        self._tracker.unlock()
+        self.seeds = keras.random.SeedGenerator(0)
+    return keras.random.normal([6], seed=self.seeds)
+
+
+def loop(self, x, _):
+    import keras
+
+    return keras.ops.fori_loop(0, 2, lambda i, y: self.down(self.up(y)), x)
+
+
+@pytest.mark.parametrize("call, named", [
+    (lambda self, x, _: self.down(self.up(x) / (1 + self.up(x)[:, :, :1] ** 2)), "something else"),
+    (lambda self, x, _: x + self.down(self.up(x) + self.more(x)[..., :3, None]), "raise"),
+    (lambda self, x, _: x + self.down(self.up(x)) + self.up(x)[..., 0, :1], "up .* no layer behin"),
+    (lambda self, x, _: self.down(self.more(x)[..., None, :4] * [[1], [2], [3]]) + self.up(x)[
+        :, :, 0, :1], "down is cut by rows, and no"),
+    (lambda self, x, _: self.down(inputs=self.up(inputs=x)) + random(self), "draws random numbers"),
+    (loop, "block calls layers in a loop"),
+])  # fmt: skip
+def test_what_cannot_be_cut_inside_of_a_layer_is_named(keras, plan, call, named):
+    with pytest.raises(ValueError, match=named):
+        fit.use(block(keras, call=call), plan.devices, layers={"up": "columns", "down": "rows"})
+
+
+def test_layers_that_become_others_are_named(keras, plan):
+    """When they are called in another order, are given LoRA later, or are quantized."""
+
+    def soon(self, x, training):
+        return self.down(self.up(self.noise(x) if training else x))
+
+    where = {"up": "columns", "down": "rows"}
+    model = fit.use(block(keras, call=soon), plan.devices, layers=where)
+    with pytest.raises(ValueError, match="another order"):
+        model.train_on_batch(X, X)
+    model = fit.use(block(keras), plan.devices, layers=where)
+    model.layers[1].up.enable_lora(2)
+    with pytest.raises(ValueError, match="up was given LoRA after it was cut"):
+        model.train_on_batch(X, X)
+    model = block(keras)
+    model.layers[1].up.quantize("int8")
+    with pytest.raises(ValueError, match="up is quantized"):
+        fit.use(model, plan.devices, layers=where)
+
+
 @pytest.mark.parametrize("where, named", [
     ({"down": "rows"}, "'down': 'rows'.*up_0, down_0"), ({"up_0": "heads"}, "'up_0': 'heads'"),
     ({"up_0": "half"}, "'half'"),
@@ -229,3 +375,11 @@ def test_an_optimizer_that_comes_later_is_looked_at_and_one_device_cuts_nothing(
     model.compile("sgd", "mse")
     fit.use(model, plan.devices[1:], layers=PAIRS)
     assert [v.shape for v in model.weights] == shapes and {*places(model.weights)} == {"CPU:2"}
+
+
+def test_weights_that_are_zero_hide_nothing(keras, plan):
+    """By them a model in parts gives what it gives whole, as long as it is not trained."""
+    model = block(keras, call=lambda self, x, _: x + self.down(keras.ops.softmax(self.up(x), 2)))
+    model.set_weights([0 * each for each in model.get_weights()])
+    with pytest.raises(ValueError, match="something else"):
+        fit.use(model, plan.devices, layers={"up": "columns", "down": "rows"})

@@ -28,6 +28,7 @@ case "$*" in
         if [ -e "{log}.cut-venv" ]; then kill -9 $PPID; fi ;;
     *"pip install"*)
         echo "pip $*" >>"{log}"
+        case "$*" in *kerashub*) [ ! -e "{log}.no-hub" ]; exit ;; esac
         if [ -e "{log}.cut-pip" ]; then kill -9 $PPID; fi ;;
     "-m ipykernel "*) echo "$*" >>"{log}" ;;
 esac
@@ -43,8 +44,9 @@ class Machine:
         for tool in TOOLS:
             if found := shutil.which(tool):
                 (self.bin / tool).symlink_to(found)
-        (self.project / "tools").mkdir(parents=True)
-        for name in ("Makefile", "pyproject.toml", "constraints.txt", "tools/setup_env.sh"):
+        for name in ("Makefile", "pyproject.toml", "constraints.txt", "tests/kerashub.txt",
+                     "tools/setup_env.sh"):  # fmt: skip
+            (self.project / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.project / name)
 
     def command(self, name: str, text: str) -> None:
@@ -70,8 +72,9 @@ class Machine:
         return self.make("bench", *arguments)
 
     def calls(self) -> list[str]:
-        """List what the stand-ins were asked to do since the last time."""
+        """List what the stand-ins were asked to do since the last time, but for KerasHub."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
+        lines = [line for line in lines if "kerashub" not in line]
         self.log.unlink(missing_ok=True)
         return [line.split()[0] for line in lines if line.split()[0] in ("venv", "pip")]
 
@@ -125,11 +128,12 @@ def test_lab_stays_on_this_machine_and_keeps_its_token(machine):
 
 
 @pytest.mark.parametrize("options, name, has, last, lacks", [
-    (["TF=2.18"], "-tf2.18", "tensorflow~=2.18.0", "site]", "constraints.txt"),
+    (["TF=2.18"], "-tf2.18", "site] tensorflow~=2.18.0", "tests/kerashub.txt", "constraints.txt"),
     (["KERAS=3.14"], "-keras3.14", "-c constraints.txt", "--upgrade keras~=3.14.0", "tensorflow~"),
     (["KERAS=latest", "TF=2.19"], "-tf2.19-keraslatest", "tensorflow~=2.19.0", "--upgrade keras",
      "constraints.txt"),
-    ([], "", "-c constraints.txt", "-e .[notebooks,tensorboard,test,dev,site]", "tensorflow~"),
+    ([], "", "-e .[notebooks,tensorboard,test,dev,site]", "--no-deps -r tests/kerashub.txt",
+     "tensorflow~"),
 ])  # fmt: skip
 def test_each_tensorflow_and_keras_has_an_environment_of_its_own(
     machine, options, name, has, last, lacks
@@ -189,6 +193,14 @@ def test_uv_is_used_where_it_is_and_needs_no_ensurepip(machine):
     assert machine.calls() == ["venv", "pip"]
 
 
+def test_an_environment_is_made_where_kerashub_cannot_be_had(machine):
+    machine.python("python3", "3.11")
+    Path(f"{machine.log}.no-hub").touch()
+    done = machine.set_up()
+    assert (machine.project / ".venv/.ready-cpu").exists()
+    assert "Without KerasHub tests/test_kerashub.py is skipped" in done.stderr
+
+
 # Once, and again when it has to be
 
 
@@ -198,7 +210,8 @@ def test_a_second_call_does_nothing_until_dependencies_change(machine):
     assert machine.calls() == ["venv", "pip"]
     machine.set_up()
     assert machine.calls() == [] and "setup_env" not in machine.make("-n", "test").stdout
-    for later, name in enumerate(("pyproject.toml", "constraints.txt"), 1):
+    needed = ("pyproject.toml", "constraints.txt", "tests/kerashub.txt")
+    for later, name in enumerate(needed, 1):
         os.utime(machine.project / name, (time.time() + 2 * later,) * 2)
         machine.set_up()
         assert machine.calls() == ["pip"], name

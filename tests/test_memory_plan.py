@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections import defaultdict
@@ -192,6 +193,16 @@ def test_as_it_is_holds_what_predict_says(plan):
         way = memory.plan(model, batch).ways[0]
         told = memory.predict(model, batch)
         assert (way.held, way.high) == pytest.approx((told.total, told.high), rel=0.001)
+
+
+def test_a_model_of_a_scope_has_the_plan_of_one_without(keras, plan):
+    def planned(scope):
+        with scope:
+            model = keras.Sequential([keras.Input([8]), *map(keras.layers.Dense, (50, 1))])
+            model.compile("adam", "mse")
+        return str(memory.plan(model, 8)).partition(",")[2]
+
+    assert planned(fit.strategy(plan).scope()) == planned(contextlib.nullcontext())
 
 
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):

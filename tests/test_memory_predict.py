@@ -60,6 +60,7 @@ def test_single_rules_as_a_real_run_has_them(tf, plan):
         kept,
         lambda x: tf.exp(tf.squeeze(tf.reshape(tf.identity(x @ w), [1, 1000, 100]), 0)) * 3,
         lambda x: (x @ w @ w) * tf.matmul(x @ w, w, transpose_b=True),
+        lambda x: tf.exp(x @ tf.transpose(w)),  # TensorFlow lets the product turn it round
         back,
         lambda x: tf.exp(inner(x)),
         lambda x: tf.exp(tf.gather(x, tf.where(x[:, 0] < 1))),  # how many rows, only data say

@@ -146,7 +146,7 @@ def test_mend(plan):
 
     And _all_reduce_sum_gradients, _maybe_symbolic_build, _compute_loss, _get_own_losses,
     _aggregate_additional_loss, _resolve_auto_jit_compile, get_attr_skipset,
-    _get_dependent_variables, all_reduce.
+    _get_dependent_variables, all_reduce, all_gather, assign.
     """
     arguments = {
         "scale": "value", "unscale": "value", "moments": "self inputs mask",
@@ -160,7 +160,8 @@ def test_mend(plan):
         "own": "self x y y_pred sample_weight training", "additional": "self loss",
         "gradient": "self target sources output_gradients unconnected_gradients",
         "unsaved": "obj_type", "all_reduce": "self reduce_op value options",
-        "search": "input_ops output_ops",
+        "search": "input_ops output_ops", "assign": "self value",
+        "all_gather": "self value axis options",
     }  # fmt: skip
     for which, names in arguments.items():
         has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))
@@ -387,6 +388,39 @@ def test_must_compile(tf):
     assert concrete.function_def.attr[_private.MUST_COMPILE].b
 
 
+def test_compiles(tf):
+    """Try kernels, and _class: what XLA has kernels for, by the type of what is computed."""
+
+    @tf.function
+    def step(x, text):
+        with tf.compat.v1.colocate_with(text):
+            number = tf.strings.to_number(text)
+        return tf.matmul(x, x), number, tf.numpy_function(lambda a: a, [x], tf.float32)
+
+    specs = tf.TensorSpec([2, 2]), tf.TensorSpec([], "string")
+    ops = {op.type: op for op in step.get_concrete_function(*specs).graph.get_operations()}
+    known = {kind: _private.compiles(ops[kind]) for kind in ("MatMul", "StringToNumber", "PyFunc")}
+    assert known == {"MatMul": True, "StringToNumber": False, "PyFunc": False}
+    assert ops["StringToNumber"].get_attr(_private.PLACED)
+
+
+def test_together(tf):
+    """Try xla."""
+    found = tf.function(_private.together, jit_compile=True)(tf.ones([2]), tf.zeros([3]))
+    assert [x.shape for x in found] == [[2], [3]]
+
+
+def test_functions_by(keras):
+    """Try trainer."""
+    made = []
+    with _private.functions_by(lambda function, **asked: made.append(asked) or function):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=True)
+        model.make_train_function()
+        model.make_predict_function()
+    assert len(made) == 4 and sum("jit_compile" in asked for asked in made) == 2
+
+
 def test_names_in_a_graph(tf):
     """Try _arg_, _cloop."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -425,6 +459,27 @@ def test_layers_of(keras):
     """Try _flatten_layers."""
     model = keras.Sequential([keras.Input((2,)), block_of(keras)], name="model")
     assert {"model", "block", "inner"} <= {layer.name for layer in _private.layers_of(model)}
+
+
+def test_inside(keras):
+    """Try _flatten_layers."""
+    assert [layer.name for layer in _private.inside(block_of(keras))] == ["inner"]
+
+
+def test_of_attention(keras):
+    """Try _dense behind what a projection is of, and _num_heads."""
+    names = {*_private.QUERIES, *_private.KEYS, *_private.FOR_EACH_KEY}
+    for make, told in (
+        (keras.layers.MultiHeadAttention, ["_num_heads"]),
+        (lambda heads, size: keras.layers.GroupQueryAttention(size, heads, heads),
+         ["num_key_value_heads", "num_query_heads", "num_repeats"]),
+    ):  # fmt: skip
+        layer, x = make(2, 3), np.ones((1, 2, 4))
+        layer(x, x)
+        found = _private.of_attention(layer)
+        assert [own.name for own in found.values()] == ["query", "key", "value", "attention_output"]
+        assert sorted(names & vars(layer).keys()) == told
+    assert not _private.of_attention(keras.layers.Dense(2))
 
 
 def test_calls_of(keras):

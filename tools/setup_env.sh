@@ -142,6 +142,9 @@ if [ -n "$wanted" ]; then
 else
     install -c constraints.txt -e ".[$extras]"
 fi
+# Its models are tested where it can be had. Here, since the last call has the last word on Keras.
+(install --no-deps -r tests/kerashub.txt) ||
+    echo "Without KerasHub tests/test_kerashub.py is skipped; everything else works." >&2
 # In a call of its own, so that it may also be newer than pyproject.toml allows.
 [ -z "$instead" ] || install --upgrade "$instead"
 

@@ -134,8 +134,8 @@ assert_placed(step, "Conv2D", ends)
 # ## By hand: two ways that fail, and one that works
 #
 # When you place by hand, compile with `jit_compile=False`, as `train_once` does. Otherwise Keras on
-# a GPU compiles the step with XLA, which accepts no variable of another device. `fit.use` switches
-# XLA off by itself.
+# a GPU compiles the step with XLA, which accepts no variable of another device. `fit.use` compiles
+# what each device does by itself.
 #
 # Most people first put blocks around the code that builds the halves:
 

@@ -94,7 +94,7 @@ plt.show()
 # %% [markdown]
 # The peak is in the range. There is a range because a real step may run its operations in another
 # order, and hold an output longer. `memory.fits` counts with the upper end of the range. On
-# a GPU and without a strategy, Keras compiles `fit` with XLA, and the step has another peak. The
+# a GPU, Keras compiles `fit` with XLA, and the step has another peak. The
 # count holds there only if you compile the model with `jit_compile=False`, as here.
 #
 # | `memory.predict`, `memory.fits` | |

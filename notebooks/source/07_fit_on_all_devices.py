@@ -56,8 +56,8 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a 
 # `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs for what Keras gets wrong there.
 # "Break it" shows what that is, and "Proof" that it is mended. Your data stay arrays or a
 # `tf.data.Dataset`, and the devices share each batch, the **global batch**. We try the lines with a
-# small network for handwritten digits. `jit_compile=False` turns off XLA, which Keras uses on one
-# GPU and not under a strategy:
+# small network for handwritten digits. `jit_compile=False` turns off XLA, which compiles on GPUs
+# and would compute in another order:
 
 # %%
 def build():

@@ -383,9 +383,8 @@ print("the same loss:", np.allclose(*losses, rtol=1e-5))
 # ## On GPUs
 #
 # On a GPU `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), and
-# `mixed_float16` from Volta on (V100, T4). Keras compiles with XLA there, and `fit.use` switches
-# that off, because XLA would choose its own order. The plain models here do without it, too: it
-# would change their peaks, and the masks of dropout.
+# `mixed_float16` from Volta on (V100, T4). XLA compiles there what each device does, in every
+# layout. The models here do without it: it would change their peaks, and the masks of dropout.
 #
 # ## On your own
 #

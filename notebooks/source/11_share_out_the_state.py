@@ -460,5 +460,5 @@ checks.clipped(clipped)
 # them. Where all weights together do not fit on one GPU, split the model ([[12]]) or its layers
 # ([[13]]).
 #
-# `fit.use` takes any built model. All of `fit` works as before, but without XLA. What is saved is
+# `fit.use` takes any built model. All of `fit` works as before. What is saved is
 # the same, and `fit.alone` moves the weights back.

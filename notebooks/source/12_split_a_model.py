@@ -67,7 +67,7 @@ def build(optimizer="adam"):
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([28, 28, 1]), *body(), *head()])
     model.compile(optimizer, entropy(), metrics=["accuracy"], jit_compile=False)
-    return model  # no XLA, as with fit.use
+    return model  # without XLA, whose order is another
 
 
 images, labels = digits.load(512)
@@ -357,8 +357,7 @@ for name, other in [("a copy", copy), ("one variable", w)]:
 # Between GPUs data goes over PCIe or NVLink, so a cut with little to cross pays more than on cores.
 # In [PyTorch's tutorial on model
 # parallelism](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html) a step of
-# ResNet-50 cut over two GPUs took 7 % longer than on one. Keras compiles with XLA on one GPU, and
-# `fit.use` switches that off.
+# ResNet-50 cut over two GPUs took 7 % longer than on one. On GPUs XLA compiles each stage.
 #
 # ## With a model of another kind
 #

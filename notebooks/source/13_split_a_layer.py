@@ -80,7 +80,7 @@ of_two = model.fit(x, y, **passes).history["loss"]
 print("losses on two devices:", *[f"{value:.1f}" for value in of_two])
 
 # %% [markdown]
-# `fit.use` switches XLA off. Does one device without XLA come to the same losses?
+# The model is trained without XLA here. Does one device without XLA come to the same losses?
 
 # %%
 with tf.device(first):

@@ -59,7 +59,7 @@ def build():
     stack = [layers.Flatten(), *dense(range(12)), layers.Dense(10)]
     model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
     model.compile(keras.optimizers.SGD(0.01), entropy(), jit_compile=False)
-    return model  # no XLA, as with fit.use
+    return model  # without XLA, whose order is another
 
 
 # %%

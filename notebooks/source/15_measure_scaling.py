@@ -304,8 +304,8 @@ print(f"all devices, steps divided: {images:,} images, {same(hurried, alone)}")
 # %% [markdown]
 # ## On GPUs
 #
-# On one GPU Keras compiles with XLA by itself, but not under a strategy such as that of
-# `build_on(1)`. So time also your model on one GPU without a strategy: two GPUs have to beat that.
+# On GPUs Keras compiles with XLA by itself, under a strategy of `fit` what each GPU does between
+# two exchanges. So time also your model on one GPU without a strategy: two GPUs have to beat that.
 # A GPU hardly speeds up the fixed part, so raise the batch until the images a second no longer
 # grow. A second GPU can make a small network slower: MNIST took 286 s with `MirroredStrategy` on
 # two GTX 1080 Ti, and 197 s on one ([TensorFlow issue 35095](../docs/sources.md), olk, 2019).

@@ -341,7 +341,7 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# On one GPU, without a strategy, Keras uses XLA, which takes seconds to compile each new graph
+# On GPUs Keras uses XLA, which takes seconds to compile each new graph
 # (cause 3). A step of short kernels takes as long as the host needs to start them, so a batch that
 # is large for a CPU can be too small (cause 6).
 #

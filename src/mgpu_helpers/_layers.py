@@ -110,6 +110,14 @@ class LayerGraph:
             made = [*made, *call.gives]
         return crossing
 
+    def trained(self) -> set[Value]:
+        """Give what gradients go through: not masks, positions, and what else is made of words."""
+        found = {value for value in self.inputs if _floats(value)}
+        for call in self.calls:
+            if call.variables or found & {*call.takes}:
+                found |= {value for value in call.gives if _floats(value)}
+        return found
+
     def first(self) -> dict[str, int]:
         """Number the first call of each layer by its name.
 
@@ -128,6 +136,10 @@ class LayerGraph:
         return list(dict.fromkeys(call.name for call in self.calls))
 
 
+def _floats(value: Value) -> bool:
+    return "float" in str(value.dtype)
+
+
 def _entry(graph: Any) -> Any:
     """Make what takes what a model takes, and gives it as the flat list of the model's inputs."""
     import keras
@@ -138,48 +150,67 @@ def _entry(graph: Any) -> Any:
 def is_taken_apart(node: Any) -> bool:
     """Say whether a call is one of a model whose layers Keras runs one after the other.
 
-    One with a call of its own, or that is given more than inputs, is run as a layer.
+    One with a call of its own, or that is given more than inputs and their masks, is run as a
+    layer.
     """
     import keras
 
-    model, given = node.operation, node.arguments
-    # Keras tells layers whether they train, whatever the model inside was called with.
-    named = {k for k, v in given.kwargs.items() if v is not None and k != "training"}
-    more = named or given.args[1:]
+    model, given = node.operation, _named(node.arguments.args, node.arguments.kwargs)
+    more = {name: x for name, x in given.items() if name not in ("inputs", "mask", "training")}
     return (
         isinstance(model, keras.Function | keras.Sequential) and model.built
         and type(model).call.__module__.startswith("keras.")
-        and "call" not in vars(model) and not more
+        and "call" not in vars(model) and not _some(more)
     )  # fmt: skip
 
 
-def run_calls(
-    calls: Sequence[Call], values: dict[Value, Any], training: Any, parts: Any = None
-) -> dict[Value, Any]:
-    """Run calls of layers as Keras does, with the values that they take; give all values.
+def _named(args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Give by name what Keras's own call of a model is given."""
+    return {**dict(zip(("inputs", "training", "mask", "more"), args, strict=False)), **named}
 
-    parts, where given, has by the layer what runs in its place.
-    """
+
+def _some(given: Any) -> bool:
+    """Say whether there is anything but None, as in a dict of masks that no input has."""
     import keras
-    import tensorflow as tf
+
+    return any(x is not None for x in keras.tree.flatten(given))
+
+
+def run_calls(
+    calls: Sequence[Call], values: dict[Value, Any], training: Any
+) -> dict[Value, Any]:
+    """Run calls of layers as Keras does, with the values that they take; give all values."""
+    import keras
 
     for call in calls:
         args, named = arguments(call, values)
-        operation = (parts or {}).get(call.operation, call.operation)
+        operation = call.operation
         if training is not None and takes_training(operation):
             named["training"] = training
-        path = call.name.rpartition("/")[0]  # of models inside the model, as Keras names them
-        with tf.name_scope(path) if path else contextlib.nullcontext():
+        with _inside(call.name.split("/")[:-1]):
             made = operation(*args, **named)
         values |= zip(call.gives, keras.tree.flatten(made), strict=True)
     return values
+
+
+def _inside(models: Sequence[str]) -> Any:
+    """Open the scope of models inside the model, as Keras names it: each with a number."""
+    import tensorflow as tf
+
+    if not models:
+        return contextlib.nullcontext()
+    here = tf.get_current_name_scope()
+    return tf.name_scope("/".join([*[here][: bool(here)], *(f"{name}_1" for name in models), ""]))
 
 
 def arguments(call: Call, values: Mapping[Value, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Give what a call is given: values for what it takes."""
     tensors = zip(call.node.input_tensors, call.takes, strict=True)
     args, named = _private.run_call(call.node, {id(t): values[value] for t, value in tensors})
-    return (args[:1], {}) if call.enters else (args, named)
+    if not call.enters:
+        return args, named
+    given = _named(args, named)
+    return (given["inputs"],), {"mask": given["mask"]} if _some(given.get("mask")) else {}
 
 
 def used_later(

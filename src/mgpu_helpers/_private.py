@@ -19,6 +19,7 @@ from typing import Any
 # TensorFlow's runtime writes these into graphs and traces. They are types of operations and parts
 # of names in what it hands out, and no public list says them.
 MUST_COMPILE = "_XlaMustCompile"  # the attribute of a function or call that XLA compiles
+PLACED = "_class"  # the attribute of an operation that has to be where another is
 ARGUMENT, RESULT = "_Arg", "_Retval"  # the ends of a graph that the executor was given
 BOUNDARY = {ARGUMENT, RESULT, "_DeviceArg", "_DeviceRetval", "_EagerConst"}
 SENDS, RECEIVES = {"_Send", "_HostSend"}, {"_Recv", "_HostRecv"}  # a copy between devices
@@ -279,6 +280,30 @@ def layers_of(model: Any) -> list[Any]:
     `model.layers` stops at the first floor, and a layer that is no model has no such list.
     """
     return list(model._flatten_layers())
+
+
+def inside(layer: Any) -> list[Any]:
+    """List the layers that a layer has made itself, each once.
+
+    In public a layer that is no model has no such list.
+    """
+    return list(dict.fromkeys(layer._flatten_layers(include_self=False, recursive=False)))
+
+
+def of_attention(layer: Any) -> dict[str, Any]:
+    """Give the projections of a layer of attention with heads; nothing for other layers.
+
+    In public nothing says what a layer of KerasHub, or Keras's with fewer heads of keys, has made.
+    """
+    names = ("query", "key", "value", "output", "gate")
+    found = {n: getattr(layer, f"_{n}_dense", None) or getattr(layer, f"{n}_dense", None)
+             for n in names}  # fmt: skip
+    return {n: own for n, own in found.items() if own} if all(map(found.get, names[:4])) else {}
+
+
+# What layers of attention call their numbers of heads: of queries, keys, and queries for each key.
+QUERIES, KEYS = ("num_query_heads", "num_heads", "_num_heads"), ("num_key_value_heads",)
+FOR_EACH_KEY = ("num_key_value_groups", "num_repeats")
 
 
 def calls_of(model: Any) -> list[Any]:
@@ -561,6 +586,8 @@ KERAS = {
     "gradient": "tensorflow.GradientTape.gradient",
     "all_reduce": "tensorflow.python.distribute.distribute_lib.ReplicaContextBase.all_reduce",
     "search": "tensorflow.python.ops.custom_gradient._get_dependent_variables",
+    "all_gather": "tensorflow.python.distribute.distribute_lib.ReplicaContext.all_gather",
+    "assign": "keras.Variable.assign",
     "mean": "keras.metrics.Mean.update_state",
     "unsaved": "keras.src.saving.saving_lib.get_attr_skipset",
     "float": "keras.Variable.__float__",
@@ -706,6 +733,66 @@ def build(model: Any, batch: Any) -> None:
     Without a strategy Keras does so within the step, where a loop could not.
     """
     model._symbolic_build(data_batch=batch)
+
+
+@functools.cache
+def _kernels() -> dict[str, list[dict[str, set[int]]]]:
+    """List by operation what types XLA compiles it for, on the kind of device that there is."""
+    import tensorflow as tf
+    from tensorflow.python.framework import kernels
+
+    tf.function(lambda x: x + 1, jit_compile=True)(tf.zeros([]))  # which lets XLA say what it has
+    kind = "XLA_GPU_JIT" if tf.config.list_logical_devices("GPU") else "XLA_CPU_JIT"
+    found: dict[str, list[dict[str, set[int]]]] = {}
+    for kernel in kernels.get_all_registered_kernels().kernel:
+        if kernel.device_type == kind:
+            found.setdefault(kernel.op, []).append({
+                each.name: {*each.allowed_values.list.type} for each in kernel.constraint
+            })  # fmt: skip
+    return found
+
+
+def compiles(op: Any) -> bool:
+    """Say whether XLA has what computes an operation of a graph: no public list tells."""
+    given = op.node_def.attr
+    return any(all(given[name].type in {0, *types} for name, types in kernel.items())  # 0: a list
+               for kernel in _kernels().get(op.type, ()))  # fmt: skip
+
+
+def is_compiled_call(op: Any) -> bool:
+    """Say whether an operation calls a function that XLA compiles."""
+    return bool(op.node_def.attr[MUST_COMPILE].b)
+
+
+def together(*tensors: Any) -> list[Any]:
+    """Give tensors that XLA takes for ready only when all of them are."""
+    from tensorflow.compiler.tf2xla.python import xla
+
+    return list(xla.optimization_barrier(*tensors))
+
+
+@contextlib.contextmanager
+def functions_by(make: Callable[..., Any]) -> Iterator[None]:
+    """Let Keras's trainer make its functions of a step by another than tf.function in the block.
+
+    It keeps them in closures.
+    """
+    import types
+
+    import tensorflow as tf
+    from keras.src.backend.tensorflow import trainer
+
+    class Instead(types.ModuleType):
+        function = staticmethod(make)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tf, name)
+
+    before, trainer.tf = trainer.tf, Instead("tensorflow")
+    try:
+        yield
+    finally:
+        trainer.tf = before
 
 
 @contextlib.contextmanager

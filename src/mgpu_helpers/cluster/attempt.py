@@ -35,6 +35,10 @@ from mgpu_helpers.cluster.stacks import doing
 from mgpu_helpers.cluster.watch import Watch
 
 TAIL, WIDTH = 15, 1000  # lines of a log in the report, and characters of each
+ALONE = (
+    "made no MultiWorkerMirroredStrategy, so it trains alone: make and compile the model in "
+    "`with fit.strategy(devices.setup()).scope():`."
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class Workers(Crew):
         self.why = self.doing = ""
         self.watches: dict[int, Watch] = {}
         self.looks_at = 0.0
-        self.ending = False
+        self.ending = self.told_alone = False
         self.pipe, self.end_of_pipe = os.pipe()
         self.inherited, self.grace = (self.end_of_pipe,), run.grace
         self.guard = subprocess.Popen(
@@ -118,6 +122,9 @@ class Workers(Crew):
                 index, event, at = line.split()
                 self.workers[int(index)].says(event, float(at))
                 self.watches[int(index)].says(event, float(at))
+                if event == "alone" and len(self.addresses) > 1 and not self.told_alone:
+                    self.told_alone = True
+                    self.say(f"{'alone':10} worker {index:<5} {ALONE}")
 
     def left(self, number: int, running: Running) -> None:
         """Note that a worker's process has ended, and whether it failed by itself.
@@ -235,10 +242,7 @@ class Workers(Crew):
             why = "It was stopped."
         seconds, ours, note = time.monotonic() - self.first_start, self.workers.values(), ""
         if len(self.addresses) > 1 and any(one.loads and not one.came for one in ours):
-            note = (
-                "A worker made no MultiWorkerMirroredStrategy, so it trained alone: make and "
-                "compile the model in `with fit.strategy(devices.setup()).scope():`."
-            )
+            note = f"A worker {ALONE}"
         return Attempt(
             self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note, self.doing
         )

@@ -4,7 +4,8 @@ It imports nothing of this package, so that the script finds Python as if it wer
 The strategy's constructor is where a worker waits for the others, up to an hour, and it holds
 Python's lock meanwhile: no thread of the worker could keep watch. So the worker only says when it
 goes in and when it comes out, and the launcher, outside, watches the time. It also says that steps
-go on, once a second, and that the first call of a function has begun, which compiles it.
+go on, once a second, that the first call of a function has begun, which compiles it, and that Keras
+trains though no strategy was made.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def count_steps(tensorflow: Any, say: Callable[[str], None]) -> None:
     the name of its module: AutoGraph would rewrite it if it were the script's.
     """
     said, first_calls = 0.0, 0
+    several = tensorflow.distribute.MultiWorkerMirroredStrategy
 
     def goes_on() -> None:
         nonlocal said
@@ -123,6 +125,10 @@ def count_steps(tensorflow: Any, say: Callable[[str], None]) -> None:
             first = self.experimental_get_tracing_count() == 0
             if first and not first_calls:
                 say("compiles")
+            does = getattr(self, "python_function", None)
+            of_keras = getattr(does, "__module__", "").startswith("keras.")
+            if first and of_keras and not hasattr(several, "made"):
+                say("alone")
             first_calls += first
             try:
                 return call(self, *args, **kwargs)
@@ -156,6 +162,7 @@ def watch(strategy: Any, say: Callable[[str], None]) -> None:
     @wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         say("waits")
+        strategy.made = True
         try:
             init(self, *args, **kwargs)
         finally:

@@ -23,7 +23,9 @@ from mgpu_helpers.fit._kinds import (
     divided,
     exchanged,
     is_own,
+    is_sum,
     made_by,
+    made_of,
     tracing,
 )  # fmt: skip
 from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
@@ -32,6 +34,7 @@ from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
 NEAR, NEAR_IN_HALVES = 2e-5, 2e-2
 # What a step does with what its replicas give each other.
 ADDS, GATHERS = "adds up what is no sum over", "gathers what is not one for each of"
+AVERAGES = "averages what is no mean over"
 
 
 class Refused(ValueError):
@@ -156,8 +159,6 @@ class _Traced:
                       if op.type == "ReadVariableOp" and not op.control_inputs]  # fmt: skip
         draws = [op.outputs[0] for op in self.floating if op.type.startswith("StatelessRandom")]
         self.by_example = {id(x) for x in draws if x.shape.rank and x.shape[0] is None}
-        shared = [x for x in [*step.common, *draws] if x.graph is graph]
-        self.shared = [*{id(x): x for x in shared}.values()]
         self.states = [*_states(graph, metrics or [], step.strategy)]
         batch_ops = {x.op for x in self.inputs}
         # Not those of variables alone, such as the result of a metric, which workers exchange.
@@ -170,6 +171,10 @@ class _Traced:
         self.exchanged = [
             (x, how) for x, how in step.exchanged if x.graph is graph and made_by(x, batch_ops)
         ]
+        wanted = [*self.scalars, *(x for _, x, _ in self.states), *(x for x, _ in self.exchanged)]
+        makers = {op for x in wanted for op in made_of(x)}  # of gradients mostly nothing is
+        shared = {id(x): x for x in [*step.common, *draws] if x.graph is graph and x.op in makers}
+        self.shared = [*shared.values()]
         # What divides a loss is no number of a batch where it is Keras's, or all examples' own.
         of_keras = [one for one, _ in step.shares if is_share(one)]
         self.known = [*step.common, *of_keras, *(inside for _, inside in graph.captures)]
@@ -233,12 +238,16 @@ def _asked(traced: _Traced) -> list[Asked]:
     n = len(traced.states)
     for (_, how), *parts in zip(traced.exchanged, *(each[n:] for each in states), strict=True):
         a, b, both = map(np.asarray, parts)
-        of_all = a + b if how == ADDS else np.concatenate([a, b])
+        if how == GATHERS:
+            of_all = np.concatenate([a, b])
+        else:
+            of_all = a + b if how == ADDS else (first * a + (size - first) * b) / size
         if of_all.shape != both.shape or not _near(of_all, both, tolerance):
             raise Refused(
-                f"with all_{'reduce' if how == ADDS else 'gather'} the step {how} the batch's "
-                "examples, so that replicas get another number than one device: let each give "
-                "that, or only return what it has itself, which fit makes one number of."
+                f"with all_{'gather' if how == GATHERS else 'reduce'} the step {how} the batch's "
+                "examples, so that replicas get another number than one device: give all_reduce a "
+                '"SUM" of sums or a "MEAN" of means over examples. What is only to be shown needs '
+                "none: return it, or give it to a metric, and fit makes one number of it."
             )
     states = [each[:n] for each in states]
     for (name, _, before), *parts in zip(traced.states, *states, strict=True):
@@ -320,8 +329,7 @@ def _exchanging(strategy: Any, of_means: Callable[[Any], Any]) -> Any:
 
     class Replica(tf.distribute.ReplicaContext):
         def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
-            adds = getattr(op, "value", op).upper() == "SUM"
-            return exchanged(value, ADDS) if adds else of_means(value)
+            return exchanged(value, ADDS if is_sum(op) else AVERAGES)
 
         def all_gather(self, value: Any, axis: Any, options: Any = None) -> Any:
             return exchanged(value, GATHERS) if axis == 0 else of_means(value)

@@ -39,7 +39,7 @@ def composed(laid: Any, args: Any, named: dict[str, Any]) -> Any:
     step = STEP.get()
     order, first = step or (Order(), 0)
     names = [f"tower_{r}" if laid.layout.length == 1 or r else "" for r in range(row_count)]
-    each_row = [Row(r, devices, used, laid.parts, names[r], order.reads)
+    each_row = [Row(r, devices, used, laid.cut, names[r], order.reads)
                 for r, devices in enumerate(laid.layout.rows)]  # fmt: skip
     pieces = len(given) // row_count
     made: list[Made] = []  # by part of the batch
@@ -154,7 +154,7 @@ def _whole(laid: Any, row: Row, segment: Segment, args: Any, named: Any, size: A
 
 
 def met(segment: Segment, each_row: Sequence[Row], sizes: Sequence[Any]) -> tuple[Any, Any]:
-    """Compute mean and variance of what all rows give a BatchNormalization, on the host."""
+    """Compute mean and variance of what all rows give a BatchNormalization, on the first one."""
     import keras
     import tensorflow as tf
 
@@ -172,7 +172,7 @@ def met(segment: Segment, each_row: Sequence[Row], sizes: Sequence[Any]) -> tupl
             means.append(mean)
             variances.append(variance)
             counts.append(tf.cast(count, x.dtype))
-    with tf.device(HOST), tf.name_scope(layer.name):
+    with tf.device(each_row[0].devices[segment.device]), tf.name_scope(layer.name):
         weights = [count / tf.add_n(counts) for count in counts]
         mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
         apart = [v + tf.square(m - mean) for v, m in zip(variances, means, strict=True)]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers import _private
-from mgpu_helpers._layers import Call, LayerGraph, run_calls
+from mgpu_helpers._layers import LayerGraph, run_calls
+from mgpu_helpers._train import HOST
+from mgpu_helpers.fit._leaves import CUT, Leaves, drawn, inner, is_dense, some, wrong
 from mgpu_helpers.fit._moving import optimizers_of, within
-from mgpu_helpers.fit._segments import bias_of
-from mgpu_helpers.fit.layout import Layout
+from mgpu_helpers.fit._segments import Segment, segments_of
+from mgpu_helpers.fit._together import Together
+from mgpu_helpers.fit._ways import Way, asked, axes, by_themselves, shared_out, stays_whole
+from mgpu_helpers.fit.layout import AUTO, Layout
 from mgpu_helpers.graph.step import anew
-from mgpu_helpers.towers.shards import shard_sizes
 
-KINDS = {"columns": "Dense", "rows": "Dense", "heads": "MultiHeadAttention"}
 # What a model does with its layers whole.
-WHOLE = ("save", "save_weights", "load_weights", "get_weights", "set_weights")
+WHOLE = (
+    "save", "save_weights", "load_weights", "get_weights", "set_weights",
+    "generate", "save_to_preset",  # of KerasHub
+)  # fmt: skip
 Cut = tuple[Any, int, Sequence[Any]]  # a variable, and those that have its shares along an axis
 
 
@@ -28,26 +34,115 @@ class CutLayers:
     """The layers of a model that are cut: narrower ones on each device, and whole ones again."""
 
     def __init__(self, model: Any, graph: LayerGraph, layout: Layout) -> None:
-        devices = layout.rows[0]
-        self.model = model
+        self.model, self.graph, self.devices = model, graph, layout.rows[0]
+        self.whole: _Parted | None = None
         check_optimizer(model)
-        layers = _asked(graph, layout.layers) if len(devices) > 1 else {}
-        made = {layer: _parts_of(layer, way, devices) for layer, way in layers.items()}
-        self.parts = [{layer: own[i] for layer, (own, _) in made.items()}
-                      for i in range(len(devices))]  # fmt: skip
-        self.cuts = [cut for _, own in made.values() for cut in own]
+        n, auto = len(self.devices), layout.layers == AUTO
+        if auto:
+            leaves = Leaves(graph, is_dense, strict=False)
+            found = by_themselves(leaves, n) if n > 1 else {}
+        else:
+            found = asked(graph, layout.layers) if n > 1 else {}
+            leaves = Leaves(graph, shared_out(found, n)[0].__contains__)
+        while refused := self._cut(found, leaves):
+            if not auto:
+                raise ValueError(refused[0])
+            found = {layer: way for layer, way in found.items() if layer not in refused[1]}
+        if auto and n > 1 and not found:
+            raise ValueError(
+                f'{graph.graph.name} has no attention and no pairs of layers that layers="auto" '
+                "could cut: name the layers."
+            )
+
+    def _cut(self, found: Mapping[Any, Any], leaves: Leaves) -> tuple[str, set[Any]] | None:
+        """Cut layers in the ways that are found; where they cannot be, say why, and which."""
+        self.ways, self.settings = shared_out(found, len(self.devices))
+        kinds = leaves.kinds(self.ways)
+        self.steps = {call: [(leaf.layer, kinds[leaf]) for leaf in own]
+                      for call, own in leaves.of.items()
+                      if any(kinds[leaf] != "alone" for leaf in own)}  # fmt: skip
+        self.between = {value for value, made_of in leaves.made_of.items()
+                        if any(kinds[leaf] in CUT for leaf in made_of)}  # fmt: skip
+        names = {leaf.layer: leaf.name for leaf in kinds}
+        made = {layer: _parts_of(layer, names[layer], way, self.devices)
+                for layer, way in self.ways.items()
+                if way.kind != "gathered" and layer in names}  # fmt: skip
+        self.parts = [{layer: own[i] for layer, (own, *_) in made.items()}
+                      for i in range(len(self.devices))]  # fmt: skip
+        self.cuts = [cut for _, own, _ in made.values() for cut in own]
+        self.same = {id(share): (share, whole) for *_, own in made.values() for share, whole in own}
         self.inside = {id(whole) for whole, *_ in self.cuts} | {
             id(share) for *_, shares in self.cuts for share in shares
         }
-        self.ways = _ways(graph, layers)
-        self.whole: _Parted | None = None
+        known: list[Any] = []  # of blocks that are alike one is tried
+        for segment in segments_of(self.graph, (), (), self, ()):
+            inside = [layer for call in segment.calls for _, layer in inner(call.operation)]
+            like = list(map(_settings, inside)), [kind for _, kind in segment.steps or ()]
+            if segment.steps is None or like in known:
+                continue
+            known.append(like)
+            if why := self._differs(segment):
+                cut = [names[layer] for layer, kind in segment.steps if kind != "alone"]
+                why = wrong(", ".join(dict.fromkeys(cut)), f"cannot be in parts: {why}")
+                return why, {*inside}
+        return None
+
+    def _differs(self, segment: Segment) -> str:
+        """Try out on random numbers whether calls give in parts what they give whole; say how."""
+        import keras
+        import tensorflow as tf
+
+        layers = {layer for layer, _ in segment.steps or () if layer in self.ways}
+        own = {id(v) for layer in layers for v in layer.variables}
+        values, empty = some(segment.takes), []
+        with tf.device(HOST):
+            pairs = [(v, drawn(v.shape, v.dtype, math.prod(v.shape[:-1])))
+                     for layer in layers for v in layer.variables]  # fmt: skip
+            number = {id(v): x for v, x in pairs}
+            for whole, axis, shares in self.cuts:
+                if id(whole) in own:
+                    sizes = [share.shape[axis] for share in shares]
+                    pairs += zip(shares, tf.split(number[id(whole)], sizes, axis), strict=True)
+                    empty.append((whole, tf.zeros_like(number[id(whole)])))
+            pairs += [(share, number[id(whole)]) for share, whole in self.same.values()
+                      if id(whole) in own]  # fmt: skip
+            with keras.StatelessScope(pairs, collect_losses=True) as scope:
+                wanted = run_calls(segment.calls, dict(values), False)
+            try:
+                with keras.StatelessScope([*pairs, *empty], collect_losses=True) as parted:
+                    together = self.together(segment, [HOST] * len(self.devices))
+                    made = together.run(segment.calls, dict(values), False)
+            except Exception as error:
+                return f"in parts they raise {type(error).__name__}"
+            ends = [(wanted[value], made[value]) for value in segment.gives]
+            ends.append((tf.add_n(scope.losses or [0.0]), tf.add_n(parted.losses or [0.0])))
+        half = "16" in getattr(segment.calls[-1].operation, "compute_dtype", "")
+        same = all(_near(*pair, 3e-2 if half else 1e-4) for pair in ends)
+        return "" if same else "they give something else than whole"
+
+    def variables(self, layers: Iterable[Any]) -> list[Any]:
+        """List what the parts of layers have on all devices."""
+        return [v for own in self.parts for layer in layers if layer in own
+                for v in own[layer].variables]  # fmt: skip
+
+    def together(self, segment: Segment, devices: Sequence[Any]) -> Together:
+        """Give what runs a segment in parts on a row of devices."""
+        gathered = {layer: (way.axis, way.shares) for layer, way in self.ways.items()
+                    if way.kind == "gathered"}  # fmt: skip
+        return Together(segment.steps or (), self.parts, gathered, self.settings, devices)
 
     def install(self) -> None:
         """Let the model have the parts for weights."""
         self.whole = _Parted(self.model, self.cuts)
 
-    def check_optimizer(self) -> None:
-        """Look at the optimizer before a step: the model may be compiled with another one."""
+    def check(self) -> None:
+        """Look at layers and optimizer before a step: both may have become others."""
+        for layer, parts in self.parts[0].items():
+            if layer.lora_enabled != parts.lora_enabled:
+                raise ValueError(
+                    f"{layer.name} was given LoRA after it was cut: call fit.alone(model) before "
+                    "enable_lora, and fit.use(model, …) after it."
+                )
         check_optimizer(self.model, self.cuts)
 
     def undo(self) -> None:
@@ -55,6 +150,21 @@ class CutLayers:
         if self.whole is not None:
             self.whole.end()
             self.whole = None
+
+
+def _settings(layer: Any) -> Any:
+    """List what makes a layer another one than one of its kind, beside its name and its weights."""
+    told = [(name, value) for name, value in vars(layer).items()
+            if "name" not in name and "path" not in name
+            and isinstance(value, str | int | float | FunctionType)]  # fmt: skip
+    return type(layer), told, [(v.shape, v.dtype) for v in getattr(layer, "variables", ())]
+
+
+def _near(a: Any, b: Any, much: float) -> bool:
+    if a.shape != b.shape or not a.dtype.is_floating:
+        return bool(a.shape == b.shape)
+    a, b = np.asarray(a, "float64"), np.asarray(b, "float64")
+    return bool(np.abs(a - b).max(initial=0) <= much * (1e-3 + np.abs(a).max(initial=0)))
 
 
 def check_optimizer(model: Any, cuts: Sequence[Cut] = ()) -> None:
@@ -96,118 +206,51 @@ def _by_part(optimizer: Any) -> bool:
         return False
 
 
-def _asked(graph: LayerGraph, layers: Sequence[tuple[str, str]]) -> dict[Any, str]:
-    ways: dict[Any, str] = {}
-    for name, way in layers:
-        names = [(call, (call.name, call.operation.name)) for call in graph.calls]
-        found = [call.operation for call, own in names
-                 if not call.enters and any(re.fullmatch(name, each) for each in own)]  # fmt: skip
-        if not found or any(type(layer).__name__ != KINDS[way] for layer in found):
-            there = [call.name for call in graph.calls
-                     if type(call.operation).__name__ in KINDS.values()]  # fmt: skip
-            raise ValueError(
-                f"layers={{{name!r}: {way!r}}} names no layers that can be cut so: Dense by "
-                "columns or rows, MultiHeadAttention by heads; of these there are "
-                f"{', '.join(dict.fromkeys(there)) or 'none'}."
-            )
-        ways |= dict.fromkeys(found, way)
-    return ways
+def _parts_of(
+    layer: Any, name: str, way: Way, devices: Sequence[str]
+) -> tuple[list[Any], list[Cut], list[tuple[Any, Any]]]:
+    """Make a narrower layer on each device: these, what is cut, and their weights that are whole.
 
-
-def _ways(graph: LayerGraph, layers: Mapping[Any, str]) -> dict[Call, str]:
-    """Say how calls are cut: in a way, or "between" columns and rows; others are not in it."""
-    columns: set[Any] = set()  # what is cut by columns
-    found: dict[Call, str] = {}
-    for call in graph.calls:
-        way, cut = layers.get(call.operation), [value in columns for value in call.takes]
-        wrong = ""
-        if way and len(call.gives) > 1:
-            wrong = "gives two results"
-        elif way == "rows" and not any(cut):
-            wrong = "is cut by rows, and no layer before it by columns"
-        elif way not in ("rows", None) and any(cut):
-            wrong = f"cannot be cut by {way}: the layer before it is cut by columns"
-        if way is None and any(cut):
-            way = "between"
-        if way in ("columns", "between"):
-            columns.update(call.gives)
-            if not _by_number(call, cut):
-                wrong = wrong or "does not treat each number by itself"
-        if columns.intersection(graph.outputs):
-            wrong = wrong or "is cut by columns, and no layer behind it by rows"
-        if wrong:
-            raise ValueError(
-                f"{call.name} {wrong}. Cut a Dense layer by columns and the next one by rows; what "
-                "stands between them treats each number by itself, as relu does and softmax does "
-                "not."
-            )
-        if way:
-            found[call] = way
-    return found
-
-
-def _by_number(call: Call, cut: Sequence[bool]) -> bool:
-    """Try whether a call, or the activation behind columns, makes of some a part of all."""
-    import tensorflow as tf
-
-    values = call.takes if any(cut) else call.gives
-    random = np.random.default_rng(0)
-    xs = [tf.cast(random.normal(size=[n or 3 for n in v.shape]), v.dtype) for v in values]
-
-    def made(columns: slice) -> Any:
-        if not any(cut):
-            return call.operation.activation(xs[0][..., columns])
-        own = [x[..., columns] if of else x for x, of in zip(xs, cut, strict=True)]
-        return run_calls([call], dict(zip(values, own, strict=True)), False)[call.gives[0]]
-
-    try:
-        parts = tf.concat([made(slice(1)), made(slice(1, None))], -1)
-        return np.allclose(tf.cast(parts - made(slice(None)), "float64"), 0, atol=1e-2)
-    except Exception:  # whatever a layer raises that has a weight for each column
-        return False
-
-
-def _parts_of(layer: Any, way: str, devices: Sequence[str]) -> tuple[list[Any], list[Cut]]:
-    """Make a narrower layer on each device, with its share of the weights.
-
-    What is not cut is zero there, and stays with the layer: a bias that is added to the sum.
+    A bias that is added to the sum stays with the layer.
     """
-    import keras
     import tensorflow as tf
 
-    config, built = layer.get_config(), layer.get_build_config()
+    takes, letters, gives = axes(layer)
+    letter, columns = letters[way.axis], way.kind == "columns"
+    config, built = layer.get_config(), layer.get_build_config()["input_shape"]
     config |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
-    size = layer.num_heads if way == "heads" else layer.kernel.shape[way == "columns"]
-    parts = []
-    for i, (device, n) in enumerate(zip(devices, shard_sizes(size, len(devices)), strict=True)):
-        if n < 1:
-            raise ValueError(f"{layer.name} has {size} {way}: give {size} devices at most.")
-        if way == "heads":  # which draw other numbers in each
-            own = {"num_heads": n, "seed": s if (s := config["seed"]) is None else s + i}
-        elif way == "columns":
+    if why := stays_whole(layer):
+        raise ValueError(f"{name} {why}: leave it out of `layers`.")
+    parts, cuts, same = [], list[Cut](), []
+    for device, n in zip(devices, way.shares, strict=True):
+        own: dict[str, Any] = {}
+        shape = [*built]
+        if not columns:
+            own = {"use_bias": False, "bias_axes": None, "activation": None}
+            shape[takes.index(letter) - len(takes)] = n
+        elif "units" in config:
             own = {"units": n}
         else:
-            own = {"use_bias": False, "activation": None}
-            built = {"input_shape": (*built["input_shape"][:-1], n)}
+            made = config["output_shape"]
+            made = [made] if isinstance(made, int) else [*made]
+            made[gives.index(letter) - len(gives)] = n
+            own = {"output_shape": made}
         with tf.device(device):
-            parts.append(type(layer).from_config(config | own))
-            parts[-1].build_from_config(built)
-    cuts: list[Cut] = []
-    for whole, *shares in zip(layer.weights, *(part.weights for part in parts), strict=False):
-        cuts += [(whole, k, shares) for k, n in enumerate(whole.shape) if n > shares[0].shape[k]]
-        for share in shares:
+            parts.append(type(layer).from_config({k: (config | own)[k] for k in config}))
+            parts[-1].build(tuple(shape))
+    shares = [{v.name: v for v in part.weights} for part in parts]
+    for whole in layer.weights:
+        if whole.name not in shares[0]:
+            continue
+        every = [own[whole.name] for own in shares]
+        axis = next((k for k, n in enumerate(whole.shape) if n > every[0].shape[k]), None)
+        if axis is None:
+            same += [(share, whole) for share in every]
+        else:
+            cuts.append((whole, axis, every))
+        for share in every:
             share.trainable = whole.trainable
-    others = {*map(id, layer.weights)} - {id(whole) for whole, *_ in cuts}
-    sums = keras.regularizers.L1 | keras.regularizers.L2 | keras.regularizers.L1L2 | None
-    if (
-        others - {id(bias_of(layer, way))} or config.get("activity_regularizer")
-        or any(w.constraint or not isinstance(w.regularizer, sums) for w in layer.weights)
-    ):  # fmt: skip
-        raise ValueError(
-            f"{layer.name} has weights, a regularizer or a constraint that cannot be in parts: "
-            "leave it out of `layers`; of regularizers its weights may have L1, L2 and L1L2."
-        )
-    return parts, cuts
+    return parts, cuts, same
 
 
 class _Parted:
@@ -216,12 +259,13 @@ class _Parted:
     def __init__(self, model: Any, cuts: Sequence[Cut]) -> None:
         self.model, self.cuts = model, {id(cut[0]): cut for cut in cuts}
         self.become(_share_out)
-        vars(model).update({name: functools.partial(self._whole, name) for name in WHOLE})
+        self.names = [name for name in WHOLE if hasattr(model, name)]
+        vars(model).update({name: functools.partial(self._whole, name) for name in self.names})
         vars(model)["save_own_variables"] = self._save
 
     def end(self) -> None:
         """Join the parts again, and leave nothing."""
-        for name in (*WHOLE, "save_own_variables"):
+        for name in (*self.names, "save_own_variables"):
             del vars(self.model)[name]
         self.become(_join)
 

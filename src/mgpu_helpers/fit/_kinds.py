@@ -38,6 +38,10 @@ class Step:
         self.pieces = False  # of a batch: of Keras's losses only those of compile are known
         self.common: list[Any] = []  # what all examples of a batch have in common
         self.exchanged: list[tuple[Any, str]] = []  # what replicas give each other for it, and how
+        self.graph: Any = None  # in which a replica is traced, and what gives its examples there
+        self.examples: Set[Any] = frozenset()
+        self.alike: list[Any] = []  # what all replicas have alike, made of all examples
+        self.late = False  # an optimizer adds gradients up, as in a piece of a batch or a function
 
     @property
     def asking(self) -> bool:
@@ -91,7 +95,8 @@ def common(values: Any) -> Any:
 
     step = _now.get()
     if step is not None and step.asking:
-        step.common += tf.nest.flatten(values)
+        flat = tf.nest.flatten(values, expand_composites=True)
+        step.common += [each for each in flat if each is not None]
     return values
 
 
@@ -104,6 +109,33 @@ def exchanged(values: Any, how: str) -> Any:
         return values
     step.exchanged += [(each, how) for each in tf.nest.flatten(values)]
     return common(tf.nest.map_structure(tf.identity, values))
+
+
+def is_sum(op: Any) -> bool:
+    """Say whether what replicas give each other is added up; else it is averaged."""
+    return bool(getattr(op, "value", op).upper() == "SUM")
+
+
+def alike(values: Any) -> Any:
+    """Remember what all replicas have alike, where one is traced."""
+    import tensorflow as tf
+
+    if (step := _now.get()) is not None and not step.asking:
+        step.alike += tf.nest.flatten(values) + tf.nest.flatten(values, expand_composites=True)
+    return values
+
+
+def is_of_replica(value: Any, step: Step) -> bool:
+    """Say whether a value is made of a replica's examples otherwise than by what all have alike."""
+    import tensorflow as tf
+
+    if tf.executing_eagerly() or any(each is value for each in step.alike):
+        return False
+    return any(
+        op in step.examples
+        for each in tf.nest.flatten(value, expand_composites=True)
+        for op in made_of(each, step.alike)
+    )
 
 
 def apart(value: Any, step: Step) -> tuple[list[tuple[Any, Terms, Any]], Any]:
@@ -135,12 +167,12 @@ DIVIDES = {"RealDiv": 1, "Div": 1, "DivNoNan": 1, "Reciprocal": 0, "Inv": 0}  # 
 
 def _depends_on_batch(value: Any, without: Iterable[Any]) -> bool:
     """Say whether a value of a graph is made of more than variables and constants."""
-    return any(op.type != "Const" and not op.inputs for op in _makers(value, without))
+    return any(op.type != "Const" and not op.inputs for op in made_of(value, without))
 
 
 def made_by(value: Any, ops: Set[Any]) -> bool:
     """Say whether a value of a graph is made of what some operations give."""
-    return any(op in ops for op in _makers(value, ()))
+    return any(op in ops for op in made_of(value, ()))
 
 
 def divided(value: Any, known: Iterable[Any]) -> bool:
@@ -149,12 +181,12 @@ def divided(value: Any, known: Iterable[Any]) -> bool:
     return any(
         op.inputs[DIVIDES[op.type]].shape.rank == 0
         and _depends_on_batch(op.inputs[DIVIDES[op.type]], known)
-        for op in _makers(value, known)
+        for op in made_of(value, known)
         if op.type in DIVIDES
     )
 
 
-def _makers(value: Any, without: Iterable[Any]) -> Iterator[Any]:
+def made_of(value: Any, without: Iterable[Any] = ()) -> Iterator[Any]:
     """List the operations that a value is made by from what is in a batch."""
     todo, seen = [value], {id(each) for each in without}
     while todo:

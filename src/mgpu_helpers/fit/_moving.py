@@ -29,6 +29,8 @@ def moved(model: Any, places: Iterable[tuple[Any, str]]) -> Any:
             if short(each.value.device) != short(device):
                 _private.move(each, device)
     model.train_function = model.test_function = model.predict_function = None
+    if hasattr(model, "generate_function"):  # of KerasHub
+        model.generate_function = None
     return model
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mgpu_helpers import _private
-from mgpu_helpers._models import instead, takes_training
+from mgpu_helpers._models import graph_of, instead, takes_training
 from mgpu_helpers.fit._asking import ask_pieces
 from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._means import mean_of
@@ -59,9 +59,12 @@ class Pieces:
 
     def needed(self) -> bool:
         """Say whether somebody else than Keras may have made a loss."""
+        import keras
+
         kinds = {type(each) for each in _private.layers_of(self.model)} - {type(self.model)}
         return self.by_step and (
             is_own(self.original) or is_own(self.model.compute_loss)
+            or any(map(_may_be_no_mean, keras.tree.flatten(self.model.loss)))
             or any(not each.__module__.startswith("keras.") for each in kinds)
         )  # fmt: skip
 
@@ -93,7 +96,7 @@ class Pieces:
         import tensorflow as tf
 
         self._check_optimizers()
-        made = type(self.model).make_train_function(self.model, force)
+        made = self.laid.make("make_train_function", force)
         function = self.model.train_function
         if hasattr(function, "of_keras"):  # that of a strategy of fit, which asks itself
             return made
@@ -126,6 +129,13 @@ def warn_of_normalizing(model: Any) -> None:
             "batch, so that the weights are not those of the whole batch.",
             stacklevel=4,
         )
+
+
+def _may_be_no_mean(loss: Any) -> bool:
+    """Say whether a loss of compile may give one number, and not one for each example."""
+    if isinstance(loss, str) or type(loss).__module__.startswith("keras."):
+        return getattr(loss, "name", loss) in ("dice", "tversky")
+    return loss is not None and not getattr(loss, "__module__", "").startswith("keras.")
 
 
 class _Given(NamedTuple):
@@ -364,7 +374,11 @@ def _may_mask(model: Any) -> bool:
     own = [each for each in losses if not isinstance(each, str)
            and (not type(each).__module__.startswith("keras.")
                 or getattr(each, "ignore_class", None) is not None)]  # fmt: skip
-    return bool(own) or any(_private.mask_of(t) is not None for t in model.outputs)
+    # A mask goes through a model inside, and Keras does not say so before it runs.
+    calls = _private.calls_of(graph_of(model))
+    made = [_private.mask_of(t) for call in calls for t in call.outputs]
+    given = keras.tree.flatten([call.arguments.kwargs.get("mask") for call in calls])
+    return bool(own) or any(mask is not None for mask in (*made, *given))
 
 
 def _shared(loss: Any, total: Any, share: Any) -> Any:

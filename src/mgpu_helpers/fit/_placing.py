@@ -54,7 +54,7 @@ def placed_step(model: Any, train_step: Any, cut: Any = None) -> Callable[[Any],
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
         if cut is not None:
-            cut.check_optimizer()
+            cut.check()
         with placing(model):
             return train_step(data)
 

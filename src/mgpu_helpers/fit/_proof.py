@@ -89,6 +89,15 @@ def _sentences(
     one, turned, everywhere = done
     near = max(NEAR.get(dtype, 0) for dtype in _dtypes(model))
     on = f"on {replicas} replicas" if replicas > 1 else "on all devices"
+    for kind, values in (("a loss", one.shown), ("the gradient of a weight", one.gradients)):
+        wrong = [name for name, x in values.items() if not np.isfinite(x).all()]
+        if wrong:
+            yield (
+                f"a step of {model.name!r} gives {kind}, {wrong[0]}, that is NaN or infinite, on "
+                "one device as well, so that nothing can be compared: look for a logarithm or a "
+                "division by 0, and for numbers in the data that are none."
+            )
+            return
     changed = [_apart(getattr(turned, kind), getattr(one, kind)) for kind in ("shown", "gradients")]
     if max(changed) > max(OF_ORDER, near):
         half = [dtype for dtype in _dtypes(model) if dtype in ("float16", "bfloat16")]

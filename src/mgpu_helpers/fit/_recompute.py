@@ -9,10 +9,12 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._layers import Call, Value, run_calls
 
+AGAIN = "again"  # the name of what has to wait for its control inputs, in XLA as well
+
 
 def computed_twice(
     calls: Sequence[Call], values: dict[Value, Any], gives: Sequence[Value], outer: Any,
-    variables: Sequence[Any], parts: Any = None, last: bool = False,
+    variables: Sequence[Any], program: Any = run_calls, last: bool = False,
 ) -> dict[Value, Any]:  # fmt: skip
     """Run calls for what they give, and run them again when gradients of that are asked for.
 
@@ -29,7 +31,7 @@ def computed_twice(
     sloped = [i for i, x in enumerate(xs) if x.dtype.is_floating]
     inputs = len(sloped)
     sloped += [first + k for k, v in enumerate(variables) if v.trainable]
-    autocast = _private.autocast_here()
+    autocast, here = _private.autocast_here(), tf.get_current_name_scope()
 
     def run(given: Sequence[Any]) -> tuple[Any, list[Any], Any]:
         flat = iter(given)
@@ -43,7 +45,7 @@ def computed_twice(
         call = _private.call_of(keras.layers.Layer(), training=True)
         with tf.GradientTape(persistent=last) as tape, scope, call, autocast:
             tape.watch([given[i] for i in sloped])
-            run_calls(calls, known, True, parts)
+            program(calls, known, True)
         made = [known[value] for value in gives]
         logits = {k: x for k, y in enumerate(made) if (x := _private.logits_of(y)) is not None}
         made_of[:] = logits  # of a softmax, by its number: losses take them
@@ -62,18 +64,26 @@ def computed_twice(
             own: Sequence[Any] = given
             if not last:
                 with tf.control_dependencies([s for s in by if s is not None]):
-                    own = list(map(tf.identity, given))  # or it would run in the forward pass
-            tape, made, _ = kept or run(own)
+                    own = _again(given)  # or it would run in the forward pass
+            with tf.name_scope(f"{here}/" if here else None):  # of the model, for traces
+                tape, made, _ = kept or run(own)
             ends = [(y, s) for y, s in zip(made, by, strict=True)
                     if s is not None and y.dtype.is_floating]  # fmt: skip
-            found = tape.gradient(
-                [y for y, _ in ends], [*(own[i] for i in sloped), *variables], [s for _, s in ends]
-            )
+            ys, by = [y for y, _ in ends], [s for _, s in ends]
+            of = [*(own[i] for i in sloped), *variables]
+            if program is run_calls or tf.executing_eagerly():
+                found = tape.gradient(ys, of, by)
+            else:  # of what runs on several devices each gradient there: a tape places none
+                graph = tf.compat.v1.get_default_graph()
+                with graph.colocate_with(None, ignore_existing=True), tf.device(own[0].device):
+                    found = list(tf.compat.v1.gradients(
+                        ys, of, by, colocate_gradients_with_ops=True, stop_gradients=own
+                    ))  # fmt: skip
             weights = [w for w in tf.nest.flatten(found[inputs:], True) if w is not None]
             with tf.control_dependencies(weights):  # or what they need would be held for longer
-                found[:inputs] = [x if x is None else tf.identity(x) for x in found[:inputs]]
-            of = dict(zip(sloped, found))  # noqa: B905  variables come behind
-            ours = [of.get(i) for i in range(len(given))]
+                found[:inputs] = [x if x is None else _again([x])[0] for x in found[:inputs]]
+            by_number = dict(zip(sloped, found))  # noqa: B905  variables come behind
+            ours = [by_number.get(i) for i in range(len(given))]
             return (ours, found[len(sloped) :]) if variables else ours
 
         marks.extend(map(_private.mask_of, made))
@@ -97,6 +107,12 @@ def computed_twice(
     for changed in _changed(scope, variables, held):
         outer.add_update(changed)
     return made
+
+
+def _again(tensors: Iterable[Any]) -> list[Any]:
+    import tensorflow as tf
+
+    return [tf.identity(x, name=AGAIN) for x in tensors]
 
 
 def _changed(scope: Any, variables: Sequence[Any], held: Sequence[Any]) -> Iterator[Any]:

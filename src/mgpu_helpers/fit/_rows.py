@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers._layers import Call, Value, run_calls
+from mgpu_helpers._layers import Value, run_calls
 from mgpu_helpers.fit._recompute import computed_twice
-from mgpu_helpers.fit._segments import Segment, bias_of
+from mgpu_helpers.fit._segments import Segment
 
 APART = 10**9  # between the seeds of two rows; Keras draws none that is larger
 
@@ -17,28 +17,26 @@ APART = 10**9  # between the seeds of two rows; Keras draws none that is larger
 class Row:
     """Devices, what each has read of a model's variables, and what layers have made on them.
 
-    used: the variables that each device reads. A layer that is cut has in its place, on each
-    device, a narrower one; parts has these by device and layer. known are weights that calls before
-    have read in the same step.
+    used: the variables that each device reads. cut has layers that are cut, and what runs in their
+    place. known are weights that calls before have read in the same step.
     """
 
     def __init__(
         self, number: int, devices: Sequence[str | None], used: dict[int, list[Any]],
-        parts: Sequence[dict[Any, Any]] = (), names: str = "", known: dict[Any, Any] | None = None,
+        cut: Any = None, names: str = "", known: dict[Any, Any] | None = None,
     ) -> None:  # fmt: skip
         import tensorflow as tf
 
         known = {} if known is None else known
 
-        self.number, self.devices, self.parts, self.names = number, devices, parts, ""
+        self.number, self.devices, self.cut, self.names = number, devices, cut, ""
         if names:
             with tf.name_scope(names) as self.names:  # with a slash: it can be opened again
                 pass
         self.read: list[dict[int, Any]] = []
         self.state: dict[int, tuple[Any, Any]] = {}  # what layers have changed, with its value now
         for d, device in enumerate(devices):
-            every = [*used.get(d, ()), *(v for part in parts[d : d + 1] for layer in part.values()
-                                         for v in layer.variables)]  # fmt: skip
+            every = [*used.get(d, ()), *(own[d] for _, _, own in (cut.cuts if cut else ()))]
             with on(device), tf.name_scope(f"{self.names}read"), _private.without_autocast():
                 self.read.append({})
                 for v in every:
@@ -73,13 +71,20 @@ class Row:
         import keras
         import tensorflow as tf
 
-        pairs = [(v, self.state.get(id(v), (v, self.read[d][id(v)]))[1]) for v in variables]
+        pairs = [(v, self.state.get(id(v), (v, self._value(d, v)))[1]) for v in variables]
         with on(self.devices[d]), tf.name_scope(name) if name else contextlib.nullcontext():
             with _private.without_autocast():
                 scope = keras.StatelessScope(pairs, collect_losses=True)
             yield scope
             self._keep(pairs, scope, size)
         self.losses += scope.losses
+
+    def _value(self, d: int, variable: Any) -> Any:
+        """Give what is read of a variable for a device: of a part the device's, or the first's."""
+        if self.cut:
+            variable = self.cut.same.get(id(variable), (None, variable))[1]
+        key = id(variable)
+        return next(read[key] for read in (self.read[d], *self.read) if key in read)
 
     def _keep(self, pairs: Sequence[tuple[Any, Any]], scope: Any, size: Any) -> None:
         import tensorflow as tf
@@ -107,55 +112,22 @@ class Row:
 
     def run(self, segment: Segment, training: Any, size: Any, name: str) -> None:
         """Run a segment."""
-        if segment.ways is None:
-            self._run_on(segment, segment.calls, segment.device, segment.variables,
-                         training, size, name)  # fmt: skip
-            return
-        for d in range(len(self.devices)):  # before any part runs, as attention takes masks away
-            for value in segment.takes:
-                self.at(d, value)
-        for d in range(len(self.devices)):
-            cut = [call.operation for call in segment.calls if call.operation in self.parts[d]]
-            own = [v for layer in cut for v in self.parts[d][layer].variables]
-            between = [v for call in segment.calls if call.operation not in self.parts[d]
-                       for v in call.variables]  # fmt: skip
-            for v in between:
-                self.read[d].setdefault(id(v), self.read[0].get(id(v)))
-            self._run_on(segment, segment.calls, d, [*own, *between], training, size, name)
-        last = segment.calls[-1]
-        if segment.ways[last] in ("rows", "heads"):
-            self._add_up(last, segment.ways[last])
-
-    def _run_on(
-        self, segment: Segment, calls: Sequence[Call], d: int, variables: Sequence[Any],
-        training: Any, size: Any, name: str,
-    ) -> None:  # fmt: skip
-        parts = self.parts[d] if segment.ways is not None else None
+        run, variables, d = run_calls, [*segment.variables], segment.device
+        if segment.steps is not None:
+            run = self.cut.together(segment, self.devices).run
+            variables += self.cut.variables({layer for layer, _ in segment.steps})
         with self.reading(d, variables, size, name) as scope:
             values = {value: self.at(d, value) for value in segment.takes}
             if segment.again:
                 made = computed_twice(
-                    calls, values, segment.gives, scope, variables, parts, segment.last
+                    segment.calls, values, segment.gives, scope, variables, run, segment.last
                 )
             else:
                 with scope:
-                    made = run_calls(calls, values, training, parts)
+                    made = run(segment.calls, values, training)
         for value in segment.gives:
             self.made[d][value] = made[value]
             self.maker.setdefault(value, d)
-
-    def _add_up(self, call: Call, way: str) -> None:
-        """Add up on the first device what the parts of a layer have made."""
-        import tensorflow as tf
-
-        value = call.gives[0]
-        with tf.device(self.devices[0]), _private.without_autocast():
-            made = [each.pop(value) for each in self.made]
-            y = tf.add_n([made[0], *map(tf.identity, made[1:])])
-            if (bias := bias_of(call.operation, way)) is not None:
-                y = y + tf.cast(self.read[0][id(bias)], y.dtype)
-            self.made[0][value] = y if way == "heads" else call.operation.activation(y)
-        _private.set_mask(self.made[0][value], _private.mask_of(made[0]))
 
 
 def _read(variable: Any, device: str | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,58 +36,52 @@ class Segment:
     variables: Sequence[Any]
     again: bool = False  # computed a second time for its gradients,
     last: bool = False  # unless it is the last one
-    ways: Mapping[Call, str] | None = None  # how each call is cut, if they are
+    steps: Sequence[tuple[Any, str]] | None = None  # how each layer is run, if some are cut
 
 
 def segments_of(
-    graph: LayerGraph, stages: Sequence[int], again: Sequence[int], ways: Mapping[Call, str],
+    graph: LayerGraph, stages: Sequence[int], again: Sequence[int], cut: Any,
     meeting: Sequence[Call],
-) -> list[Segment]:
-    """Cut the calls where stages begin, where parts that run twice do, and where layers are cut.
+) -> list[Segment]:  # fmt: skip
+    """Cut the calls where stages begin, where parts that run twice do, and around layers in parts.
 
     A call at which rows meet is a segment by itself. All but the last segment run twice where any
-    do.
+    do. No part of a layer's result goes from one segment to the next.
     """
     calls = graph.calls
     alone = [i for i, call in enumerate(calls) if call in {*meeting}]
-    cut = [ways.get(call) for call in calls]
-    # What is cut by columns runs up to where the parts are added up.
-    turns = [i for i in range(1, len(calls)) if bool(cut[i]) != bool(cut[i - 1])
-             or cut[i - 1] in ("rows", "heads")]  # fmt: skip
-    inner = [i for i in again if not cut[i] or i in turns]
+    steps, between = (cut.steps, cut.between) if cut else ({}, set())
+    inside = {i for i, crosses in enumerate(graph.crossing()) if between.intersection(crosses)}
+    if both := inside & {*alone, *(i + 1 for i in alone)}:
+        raise ValueError(
+            f"{calls[min(both)].name} runs while a layer is in parts, and rows meet at "
+            f"{calls[alone[0]].name}: use synchronized=False."
+        )
+    turns = [i for i in range(1, len(calls)) if calls[i] in steps or calls[i - 1] in steps]
     behind = [i + 1 for i in alone]
-    borders = sorted({0, *stages, *inner, *turns, *alone, *behind, len(calls)})
+    borders = sorted({0, *stages, *again, *turns, *alone, *behind, len(calls)} - inside)
     found = []
     for a, b in itertools.pairwise(borders):
         own = calls[a:b]
         later = used_later(own, calls[b:], graph.outputs)
         gives = [value for call in own for value in call.gives if value in later]
+        variables = [v for v in variables_of(own) if not cut or id(v) not in cut.inside]
+        parted = any(call in steps for call in own)
         found.append(Segment(
-            own, sum(start <= a for start in stages), taken(own), gives, _variables(own, ways),
-            bool(again), b == len(calls), {c: ways[c] for c in own} if cut[a] else None,
+            own, sum(start <= a for start in stages), taken(own), gives, variables,
+            bool(again), b == len(calls),
+            [step for call in own for step in steps.get(call, [(call.operation, "alone")])]
+            if parted else None,
         ))  # fmt: skip
     return found
-
-
-def _variables(calls: Sequence[Call], ways: Mapping[Call, str]) -> list[Any]:
-    """List what calls read beside the parts of layers that are cut."""
-    every = variables_of([call for call in calls if ways.get(call, "between") == "between"])
-    return every + [bias for call in calls if ways.get(call) in ("rows", "heads")
-                    if (bias := bias_of(call.operation, ways[call])) is not None]  # fmt: skip
-
-
-def bias_of(layer: Any, way: str) -> Any:
-    """Give what is added once to the sum of a layer's parts; None without it."""
-    return None if way == "columns" else getattr(layer, "output_dense", layer).bias
 
 
 def parts_to_run_again(graph: LayerGraph, parts: Any) -> list[int]:
     """Number the calls with which the parts after the first begin, which are computed twice."""
     if parts is False:
         return []
-    first = graph.first()
     if isinstance(parts, tuple):
-        starts = [first.get(name, 0) for name in parts]
+        starts = _first(graph, parts, "recompute")
         if not starts or 0 in starts or starts != sorted({*starts}):
             raise ValueError(
                 f"recompute={[*parts]} begin no parts of {graph.graph.name!r}: name layers in the "
@@ -109,8 +103,7 @@ def parts_to_run_again(graph: LayerGraph, parts: Any) -> list[int]:
 def stages_begin(graph: LayerGraph, stages: int | Sequence[str]) -> list[int]:
     """Number the calls with which the stages after the first begin."""
     names = balanced(graph, stages) if isinstance(stages, int) else stages
-    first = graph.first()
-    found = [first.get(name, 0) for name in names]
+    found = _first(graph, names, "stages")
     if 0 in found or found != sorted({*found}):
         raise ValueError(
             f"stages={[*names]} begin no stages of {graph.graph.name!r}: name layers in the order "
@@ -119,14 +112,22 @@ def stages_begin(graph: LayerGraph, stages: int | Sequence[str]) -> list[int]:
     return found
 
 
+def _first(graph: LayerGraph, names: Sequence[str], option: str) -> list[int]:
+    """Number the first calls of layers; 0 for one that there is not."""
+    first = graph.first()
+    for name in names:
+        alike = [each for each in graph.names() if each.endswith(f"/{name}")]
+        if name not in first and len(alike) > 1:
+            raise ValueError(
+                f"{option}={[*names]}: {graph.graph.name!r} has a layer {name!r} in "
+                f"{counted(len(alike), 'model')}: say which one, {' or '.join(alike)}."
+            )
+    return [first.get(name, 0) for name in names]
+
+
 def narrow_places(graph: LayerGraph) -> list[str]:
     """List the layers in front of which one tensor crosses, but for the first."""
-    crosses = graph.crossing()
-    first: dict[str, int] = {}
-    for i, call in enumerate(graph.calls):
-        first.setdefault(call.name, i)
-    return [name for name, i in first.items()
-            if i and len(crosses[i]) == 1 and not graph.calls[i - 1].enters]  # fmt: skip
+    return list(dict.fromkeys(graph.calls[i].name for i in [*cuts.narrow(graph)][1:]))
 
 
 def balanced(graph: LayerGraph, n: int) -> list[str]:

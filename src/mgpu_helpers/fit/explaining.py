@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers._formatting import error_line, table, whole_number
+from mgpu_helpers._given import first_batch
 from mgpu_helpers._models import instead, ready
 from mgpu_helpers.devices.plan import current
-from mgpu_helpers.trace.fit import build, first_batch
+from mgpu_helpers.trace.fit import build
 
 BARE = "the step itself"
 REMEDIES = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mgpu_helpers._layers import Call, LayerGraph
@@ -12,6 +13,8 @@ from mgpu_helpers._models import ready
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._call import composed, where_it_is
 from mgpu_helpers.fit._cut_layers import CutLayers
+from mgpu_helpers.fit._effect import without_effect
+from mgpu_helpers.fit._islands import compiling
 from mgpu_helpers.fit._moving import moved
 from mgpu_helpers.fit._pieces import Pieces, warn_of_normalizing
 from mgpu_helpers.fit._placing import placed_step
@@ -43,14 +46,15 @@ def use(model: Any, layout: Any = None, **options: Any) -> Any:
         fit.use(model, plan, pieces=4, recompute=True)      in pieces, activations computed twice
         fit.use(model, plan, state="owners")                weights and slots at their owners
         fit.use(model, plan, stages=2, pieces=4)            layers in stages, rows of two devices
-        fit.use(model, plan, layers={"up": "columns", "down": "rows"})
+        fit.use(model, plan, layers={"up": "columns", "down": "rows"})    layers in parts
+        fit.use(model, plan, layers="auto")                 those that are found
         fit.use(model, pieces=4)                            where it is, also under a strategy
 
     `fit`, `evaluate`, `predict` and model(x) then use the devices, and Keras does the rest as ever:
     losses, metrics, callbacks, a train_step of one's own. Weights and histories are, to rounding,
     those of one device; dropout draws for each row and piece. The model may be compiled before or
-    after. What is saved is the model as it was. `alone` undoes all of it, as before an export. XLA
-    is not used.
+    after. What is saved is the model as it was. `alone` undoes all of it, as before an export.
+    Where Keras would compile, XLA compiles what each device does between two exchanges.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -63,11 +67,15 @@ def use(model: Any, layout: Any = None, **options: Any) -> Any:
     wanted, before = _wanted(model, layout, options), laid_out(model)
     alone(model)
     try:
-        Laid(model, wanted).install()
+        laid = Laid(model, wanted)
+        little = [*without_effect(laid)]
+        laid.install()
     except BaseException:
         if before is not None:
             Laid(model, before.layout).install()
         raise
+    for said in little:
+        warnings.warn(said, stacklevel=2)
     return model
 
 
@@ -179,13 +187,7 @@ class Laid:
         again = self.again if training else []
         if self.graph is None or not (layout.staged or self.cut or again or meeting):
             return [whole(self.model)]
-        ways = self.cut.ways if self.cut else {}
-        return segments_of(self.graph, self.stages, again, ways, meeting)
-
-    @property
-    def parts(self) -> Sequence[dict[Any, Any]]:
-        """Give by device of a row the narrower layers that run there in place of whole ones."""
-        return self.cut.parts if self.cut else ()
+        return segments_of(self.graph, self.stages, again, self.cut, meeting)
 
     def sizes(self, size: Any, training: Any) -> list[Any]:
         """Cut a number of examples into parts: all rows' of a first piece, and so on."""
@@ -204,7 +206,6 @@ class Laid:
     def install(self) -> None:
         """Move weights, and give the model its call and its step."""
         model = self.model
-        self.settings = model.supports_jit, model.jit_compile
         self.homes: list[tuple[Any, str]] = []
         self.before: dict[str, Any] = {}  # methods that somebody else has given the model
         if self.pieces:
@@ -220,7 +221,6 @@ class Laid:
         methods = self._methods()
         self.before = {name: own for name, own in vars(model).items() if name in methods}
         vars(model).update(methods)
-        model.supports_jit = model.jit_compile = False
         _forget_functions(model)
 
     def _methods(self) -> dict[str, Any]:
@@ -230,12 +230,25 @@ class Laid:
             given["call"] = functools.wraps(self.original)(lambda *args, **named: (
                 self.call(*args, **named)
             ))  # fmt: skip
+        for name in ("make_train_function", "make_test_function", "make_predict_function"):
+            given[name] = functools.partial(self.make, name)
         if (pieces := self.pieces) is not None:
             given["make_train_function"] = pieces.make_train_function
             given["train_step"] = functools.wraps(self.step)(lambda data: pieces.step(data))
         elif self.layout.devices:
             given["train_step"] = self.step
         return given
+
+    def make(self, name: str, force: bool = False) -> Any:
+        """Make a function of Keras's trainer, which is compiled where the model is to be."""
+        own = getattr(type(self.model), name)
+        if self.model.distribute_strategy.num_replicas_in_sync > 1:
+            return own(self.model, force)
+        devices = {*(self.layout.devices or ["/GPU:0", "/CPU:0"])}
+        if self.layout.state != "host":
+            devices |= {v.value.device for v in self.model.trainable_variables}
+        with compiling(self.model, devices, self.layout.compiled):
+            return own(self.model, force)
 
     def _move(self) -> None:
         """Move each variable to the device that has it, with what the optimizer keeps for it."""
@@ -296,7 +309,6 @@ class Laid:
         vars(model).update(self.before)
         if self.cut:
             self.cut.undo()
-        model.supports_jit, model.jit_compile = self.settings
         moved(model, self.homes)
 
 

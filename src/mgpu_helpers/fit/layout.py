@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mgpu_helpers._formatting import counted, whole_number
 
 WAYS = ("columns", "rows", "heads")
+AUTO = "auto"  # layers are found in the graph
 STATES = ("home", "owners", "host")
 SCHEDULES = ("1F1B", "all forward first")
 # What does not go together, as docs/fit.md shows it: two options, and why.
@@ -29,8 +31,8 @@ class Layout:
     - stages: the layers are cut into so many stages, a device for each, or in front of the layers
       that are named, `stages=["block_3"]`;
     - layers: large layers are cut into a part for each device of a row, by patterns for names,
-      `{"up_.*": "columns", "down_.*": "rows", "attention": "heads"}`; row says how many devices a
-      row has, None all.
+      `{"up_.*": "columns", "down_.*": "rows", "attention": "heads"}`, by a layout map of Keras, or
+      as they are found, "auto"; row says how many devices a row has, None all.
 
     shares: how much of a batch each row takes, such as (2, 1); None the same. state: where weights
     and what the optimizer keeps for them are: at "home", where they are read and updated; shared
@@ -38,7 +40,8 @@ class Layout:
     after the other. schedule: in which order stages take pieces, "1F1B" or "all
     forward first". recompute: activations are computed twice and not kept: True, in so many parts,
     or in parts that begin with the layers named. synchronized: a BatchNormalization normalizes by
-    the statistics of all rows, as on one device.
+    the statistics of all rows, as on one device. compiled: whether XLA compiles what each device
+    does; None does as Keras was told by `compile`.
 
     >>> Layout(("/CPU:1", "/CPU:2", "/CPU:3", "/CPU:4"), stages=2).rows
     (('/CPU:1', '/CPU:2'), ('/CPU:3', '/CPU:4'))
@@ -50,12 +53,13 @@ class Layout:
     shares: Sequence[float] | None = None
     state: str | Sequence[str] = "home"
     stages: int | Sequence[str] = 1
-    layers: Any = ()  # pairs of a pattern and a way; a mapping may be given
+    layers: Any = ()  # pairs of a pattern and a way, or AUTO; a mapping may be given
     row: int | None = None
     pieces: int = 1
     schedule: str = SCHEDULES[0]
     recompute: bool | int | Sequence[str] = False
     synchronized: bool = True
+    compiled: bool | None = None
 
     def __post_init__(self) -> None:
         def becomes(name: str, value: Any) -> None:
@@ -78,11 +82,22 @@ class Layout:
             whole_number("recompute", self.recompute, "a number of parts", 2)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule={self.schedule!r}: use one of {SCHEDULES}.")
-        layers = self.layers.items() if isinstance(self.layers, Mapping) else self.layers
-        becomes("layers", tuple((str(name), way) for name, way in layers))
-        for name, way in self.layers:
-            if way not in WAYS:
-                raise ValueError(f"layers={{{name!r}: {way!r}}}: cut by one of {WAYS}.")
+        if isinstance(self.layers, str) and self.layers != AUTO:
+            raise ValueError(f"layers={self.layers!r}: give patterns with ways, or {AUTO!r}.")
+        if hasattr(self.layers, "device_mesh"):
+            size, layers = _of_map(self.layers)
+            becomes("layers", layers)
+            becomes("row", self.row or size)
+        elif self.layers != AUTO:
+            pairs = self.layers.items() if isinstance(self.layers, Mapping) else self.layers
+            becomes("layers", tuple((str(name), way) for name, way in pairs))
+            for name, way in self.layers:
+                letter = isinstance(way, str) and len(way) == 1 and way.isalpha()
+                if way not in WAYS and not letter and not isinstance(way, int):
+                    raise ValueError(
+                        f"layers={{{name!r}: {way!r}}}: cut by one of {WAYS}, a letter of the "
+                        "equation, or the number of an axis of the weight."
+                    )
         if self.shares is not None:
             becomes("shares", tuple(self.shares))
         self._check()
@@ -168,9 +183,22 @@ class Layout:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
             if value != field.default:
-                value = dict(value) if field.name == "layers" else value
+                value = dict(value) if field.name == "layers" and value != AUTO else value
                 said.append(f"{field.name}={value!r}")
         return f"Layout({', '.join(said)})"
+
+
+def _of_map(layout_map: Any) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """Read a layout map of Keras: how many devices have parts, and by which axes of what weights.
+
+    Of the axes of its mesh the first is for the batch, as Keras has it.
+    """
+    mesh = layout_map.device_mesh
+    parts = {*mesh.axis_names[1:]}
+    size = math.prod(mesh.shape[1:])
+    pairs = [(pattern, [i for i, axis in enumerate(own.axes) if axis in parts])
+             for pattern, own in layout_map.items()]  # fmt: skip
+    return size, tuple((pattern, own[0]) for pattern, own in pairs if own)
 
 
 def _default(name: str) -> Any:

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers.fit._kinds import asking, common, now
+from mgpu_helpers.fit._asking import Refused
+from mgpu_helpers.fit._kinds import alike, asking, common, is_of_replica, is_sum, now
 from mgpu_helpers.fit._rows import APART
 from mgpu_helpers.fit.shares import (
+    PIECE,
     as_share,
     is_share,
     scaled,
@@ -41,20 +43,37 @@ _adding_up = contextvars.ContextVar("adding_up", default=False)
 _equal_seeds = False  # of all replicas, each of which is traced in a thread of its own
 
 
-def noting(what: contextvars.ContextVar[bool]) -> Callable[..., Any]:
-    """Make a mend that lets others know while a method is called."""
+def noting(
+    what: contextvars.ContextVar[bool], of: Callable[[Any], Any] = lambda found: found
+) -> Callable[..., Any]:
+    """Make a mend that lets others know while a method is called, and looks at what it gives."""
 
     def mend(has: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: Any, *args: Any, **named: Any) -> Any:
             token = what.set(True)
             try:
-                return has(self, *args, **named)
+                return of(has(self, *args, **named))
             finally:
                 what.reset(token)
 
         return call
 
     return mend
+
+
+def exchange(has: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a mean of what replicas have count them by their examples; know what all have alike."""
+    import tensorflow as tf
+
+    def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        step = now()
+        if step is not None and step.own and not is_sum(reduce_op) and strategy_here():
+            flat = tf.nest.flatten(value)
+            if all(tf.is_tensor(each) and each.dtype.is_floating for each in flat):
+                reduce_op, value = "SUM", tf.nest.map_structure(scaled, value)
+        return has(self, reduce_op, value, options)
+
+    return noting(_adding_up, alike)(all_reduce)
 
 
 def scale(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +94,7 @@ def whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
         value = original(self, *args, **named)
-        return as_share(value) if strategy_here() else value
+        return as_share(value) if strategy_here() and value.shape.rank == 0 else value
 
     return compute_loss
 
@@ -85,7 +104,15 @@ def own(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def compute_loss(self: Any, *args: Any, **named: Any) -> Any:
         value = original(self, *args, **named)
-        return share_of(value, f"the compute_loss of {self.name}") if strategy_here() else value
+        if not strategy_here():
+            return value
+        if value.shape.rank != 0:
+            raise Refused(
+                f"the loss of {self.name} is a number for each example, of which a step shows "
+                'something else on replicas: take their mean, as reduction="sum_over_batch_size" '
+                "does."
+            )
+        return share_of(value, f"the compute_loss of {self.name}")
 
     return compute_loss
 
@@ -139,21 +166,53 @@ def _replica() -> Any:
 
 
 def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the gradient of a loss that a train_step of one's own made be a replica's share of it."""
+    """Let a train_step of one's own have the gradients of all examples, as on one device.
+
+    So it may clip them, or add to them. What is no variable has examples of one replica alone.
+    """
+    import keras
     import tensorflow as tf
+
+    variables = (keras.Variable, tf.Variable, tf.distribute.DistributedValues)
 
     def gradient(
         self: Any, target: Any, sources: Any, output_gradients: Any = None, *args: Any, **named: Any
     ) -> Any:
-        step = now()
-        scalar = tf.is_tensor(target) and target.shape.rank == 0 and not is_share(target)
-        if step is None or not step.own or not scalar or output_gradients is not None:
+        step, targets = now(), tf.nest.flatten(target)
+        of_weights = [isinstance(each, variables) for each in tf.nest.flatten(sources)]
+        scalars = all(tf.is_tensor(each) and each.shape.rank == 0 for each in targets)
+        known = step is None or not step.own or not (scalars or any(of_weights))
+        if step is None or known or output_gradients is not None:
             return original(self, target, sources, output_gradients, *args, **named)
-        terms = terms_of(target, "a loss whose gradient its step takes")
+        terms = [term for each in targets for term in _sloped(each)]
         targets, slopes = zip(*terms, strict=True)
-        return original(self, [*targets], sources, [*slopes], *args, **named)
+        found = original(self, [*targets], sources, [*slopes], *args, **named)
+        if asking():
+            return common(found)
+        strategy = strategy_here()
+        step.late |= (
+            strategy is None or strategy.num_replicas_in_sync == 1 or PIECE.get() is not None
+            or step.graph is not None and step.graph is not tf.compat.v1.get_default_graph()
+        )  # fmt: skip
+        if step.late:
+            return found
+        flat = tf.nest.flatten(found)
+        of_all = iter(_of_all([x for x, ours in zip(flat, of_weights, strict=True) if ours]))
+        return tf.nest.pack_sequence_as(found, [
+            next(of_all) if ours else x for x, ours in zip(flat, of_weights, strict=True)
+        ])  # fmt: skip
 
     return gradient
+
+
+def _sloped(target: Any) -> Any:
+    """Give what a replica's share of a target's sum is made of, each with its slope."""
+    import tensorflow as tf
+
+    total = target if target.shape.rank == 0 or is_share(target) else tf.reduce_sum(target)
+    for x, times in terms_of(total, "a loss whose gradient its step takes"):
+        x = target if x is total else x
+        yield x, tf.ones_like(x) * tf.cast(times, x.dtype)
 
 
 def search(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,10 +278,12 @@ def reduce(original: Callable[..., Any]) -> Callable[..., Any]:
         reduction: str | None = "sum_over_batch_size", dtype: Any = None,
     ) -> Any:  # fmt: skip
         value = original(values, sample_weight, mask, reduction, dtype)
-        if reduction not in MEANS or not strategy_here() or asking():
+        if not strategy_here():
             return value
-        if values.shape.rank == 0:  # a function of one's own has taken the mean already
-            return as_share(scaled(value))
+        if values.shape.rank == 0 and reduction in MEANS:  # a function has reduced it already
+            return share_of(value, "the number that a loss function gives")
+        if reduction not in MEANS or asking():
+            return value
         if reduction == "mean_with_sample_weight":
             counted = _private.weights_of_loss(sample_weight, mask, value.dtype, reduction)
         else:
@@ -255,7 +316,7 @@ def moments(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = strategy_here()
         asked = getattr(self, "of_all_replicas", None)
         if strategy is None or not (strategy.synchronized if asked is None else asked):
-            return original(self, inputs, mask)
+            return alike(original(self, inputs, mask))
         if asking():
             return tuple(common(original(self, inputs, mask)))
         replica = tf.distribute.get_replica_context()
@@ -264,6 +325,26 @@ def moments(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return moments
+
+
+def assigned(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse what a layer or a step keeps of a replica's examples: each would keep another."""
+
+    def assign(self: Any, value: Any) -> Any:
+        step = now()
+        if step is None or not step.examples or self.synchronization == "on_read":
+            return original(self, value)
+        several = step.strategy.num_replicas_in_sync > 1 and self.aggregation == "none"
+        if several and is_of_replica(value, step):
+            raise Refused(
+                f"{self.path} is given what a replica computes of its examples, so that each "
+                "replica would keep another value: let tf.distribute.get_replica_context()"
+                '.all_reduce("SUM", …) make it of all examples before, or take '
+                "fit.use(model, plan), by which a step sees whole batches."
+            )
+        return original(self, value)
+
+    return assign
 
 
 def seeds(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -296,26 +377,66 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
     One that scales the loss hands on to another what it has added up.
     """
-    import tensorflow as tf
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if asking():
+        if (step := now()) is not None and step.asking:
             if not self.built and trainable_variables is not None:
                 self.build(trainable_variables)
+            if step.pieces and step.own:
+                _check_unchanged([*grads], step, self.name)
             return None
-        grads, context = list(grads), tf.distribute.get_replica_context()
+        grads = list(grads)
         strategy = strategy_here()
         if strategy and not getattr(self, "gradients_are_sums", False):
-            there = [each for each in grads if each is not None]
-            if there:
-                own = [_rows(each) for each in there]
-                of_all = iter(context.all_reduce("SUM", own, strategy.packs))
-                grads = [None if each is None else _as(each, next(of_all)) for each in grads]
+            grads = _known(grads, self.name)
         if (inner := getattr(self, "inner_optimizer", None)) is not None:
             inner.gradients_are_sums = strategy is not None
         return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _check_unchanged(grads: list[Any], step: Any, name: str) -> None:
+    """Refuse gradients that a step has changed: it would change those of each piece."""
+    import tensorflow as tf
+
+    known = {id(each) for each in step.common}
+    flat = tf.nest.flatten(grads, expand_composites=True)
+    if any(each is not None and id(each) not in known for each in flat):
+        raise ValueError(
+            f"the step changes gradients before it gives them to {name}, and would do so with "
+            "those of each piece: let the optimizer change their sum, by clipnorm, "
+            "global_clipnorm, clipvalue or weight_decay."
+        )
+
+
+def _known(grads: list[Any], name: str) -> list[Any]:
+    """Add up what is not yet of all examples of the gradients that an optimizer is given."""
+    step = now()
+    if step is None or not step.own or step.late:
+        return _of_all(grads)
+    for each in grads:
+        if each is not None and not is_share(each) and is_of_replica(each, step):
+            raise Refused(
+                f"the step gives {name} a gradient that is made of a replica's examples otherwise "
+                "than by a tf.GradientTape, whose gradients are those of all examples: take it by "
+                "one outside of loops and of @tf.function, which all replicas share, or take "
+                'that of fit.loss(loss, "mean") and say fit.loss(gradient, "sum").'
+            )
+    of_all = iter(_of_all([each for each in grads if each is not None and is_share(each)]))
+    return [next(of_all) if each is not None and is_share(each) else each for each in grads]
+
+
+def _of_all(grads: list[Any]) -> list[Any]:
+    """Add up the gradients of all replicas."""
+    import tensorflow as tf
+
+    there = [_rows(each) for each in grads if each is not None]
+    if not there:
+        return grads
+    context, packs = tf.distribute.get_replica_context(), strategy_here().packs
+    of_all = iter(context.all_reduce("SUM", there, packs))
+    return alike([None if each is None else _as(each, next(of_all)) for each in grads])
 
 
 def _rows(gradient: Any) -> Any:
@@ -340,6 +461,6 @@ MENDS = {
     "scale": scale, "unscale": unscale, "losses": noting(_of_outputs), "reduce": reduce,
     "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
     "sum": sum_gradients, "whole": whole, "mean": mean, "own": own, "additional": additional,
-    "gradient": gradient, "added": added, "owned": owned, "all_reduce": noting(_adding_up),
-    "search": search,
+    "gradient": gradient, "added": added, "owned": owned, "all_reduce": exchange,
+    "all_gather": noting(_adding_up, alike), "search": search, "assign": assigned,
 }  # fmt: skip

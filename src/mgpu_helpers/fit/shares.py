@@ -113,8 +113,13 @@ def taking(function: Callable[..., Any], place: Callable[[], int], among: int, s
                 last = tf.maximum(end, first + 1)
             part = part_of(whole.batch, first, last)
         token = _share.set((end - begin, size))
+        known = step()
+        if not tf.executing_eagerly():
+            leaves = filter(tf.is_tensor, tf.nest.flatten(part, expand_composites=True))
+            known.graph = tf.compat.v1.get_default_graph()
+            known.examples = {x.op for x in leaves}
         try:
-            with tracing(step()):
+            with tracing(known):
                 given = outputs(function(part, *args, **named))
             return part_of(given, 0, end - begin) if fills else given
         finally:
@@ -170,7 +175,7 @@ def as_share(value: Any) -> Any:
     """Remember of a loss that it is a replica's share: what is made of it has to know."""
     if hasattr(value, "shape") and not is_share(value):
         value.is_share_of_loss = True
-        if step := now():
+        if (step := now()) and value.shape.rank == 0:
             step.shares.append((value, [(value, 1.0)]))
     return value
 

@@ -7,19 +7,20 @@ import functools
 import inspect
 import itertools
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._models import instead
 from mgpu_helpers.fit._asking import build_by_step, own_metrics
-from mgpu_helpers.fit._kinds import Unknown, is_own
+from mgpu_helpers.fit._islands import compiling
+from mgpu_helpers.fit._kinds import Unknown, asking, is_own
 from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
-from mgpu_helpers.fit.shares import Predicted, Shared, Whole
+from mgpu_helpers.fit.shares import Predicted, Shared, Whole, strategy_here
 from mgpu_helpers.fit.stopping import as_before
 
 
@@ -113,11 +114,11 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def compiles(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let XLA compile the step of a strategy of one device where it does without the strategy."""
+    """Let XLA compile the step of a strategy where it does without the strategy."""
 
     def resolve(self: Any) -> Any:
         strategy = self.distribute_strategy
-        if not getattr(strategy, "of_fit", False) or strategy.num_replicas_in_sync > 1:
+        if not getattr(strategy, "of_fit", False):
             return original(self)
         with _private.without_strategy(self):
             return original(self)
@@ -134,14 +135,8 @@ def makes(attribute: str, step: str) -> Callable[..., Any]:
             if not getattr(strategy, "of_fit", False):
                 return original(self, force)
             several = strategy.num_replicas_in_sync > 1
-            if several and self.jit_compile:
-                warnings.warn(
-                    f"XLA compiles the steps of {self.name!r} on one device only: on "
-                    f"{strategy.num_replicas_in_sync} it trains without jit_compile=True.",
-                    stacklevel=4,
-                )
-                self.jit_compile = False
-            made = original(self, force)
+            with each_compiled(self):
+                made = original(self, force)
             function = getattr(self, attribute)
             if not hasattr(function, "of_keras"):
                 function = (_asking_first if several else _there)(self, step, function)
@@ -151,6 +146,17 @@ def makes(attribute: str, step: str) -> Callable[..., Any]:
         return make
 
     return mend
+
+
+@contextlib.contextmanager
+def each_compiled(model: Any) -> Iterator[None]:
+    """Let Keras make functions in the block that are compiled on each device of a strategy."""
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1:
+        yield
+        return
+    with compiling(model, strategy.extended.worker_devices):
+        yield
 
 
 def _there(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,6 +181,8 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
 
     known, strategy = False, model.distribute_strategy
     strategy.forget(getattr(model, step))  # it may be compiled with another loss
+    if is_own(getattr(model, step)):
+        function = _with_results(model, function)
 
     def first(iterator: Any) -> Any:
         nonlocal known
@@ -211,6 +219,34 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
     return first
 
 
+def _with_results(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let metrics give a step of one's own what they have of all replicas, as on one device."""
+    import keras
+    import tensorflow as tf
+
+    def of_all(metric: Any) -> Callable[[], Any]:
+        result = metric.result
+
+        def of_all_replicas() -> Any:
+            own = metric.variables
+            if not own or not strategy_here() or asking():
+                return result()
+            values, context = [*map(tf.identity, own)], tf.distribute.get_replica_context()
+            sums = context.all_reduce("SUM", values)
+            with keras.StatelessScope([*zip(own, sums, strict=True)]):
+                return result()
+
+        return of_all_replicas
+
+    def called(iterator: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for metric in model.metrics:
+                stack.enter_context(instead(metric, result=of_all(metric)))
+            return function(iterator)
+
+    return called
+
+
 def batches_of(data: Any) -> Any:
     """Give the dataset that the strategy has made something of, all else as it is."""
     import tensorflow as tf
@@ -230,9 +266,13 @@ def predicts(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let each replica predict its part of what predict_on_batch is given."""
 
     def make(self: Any, force: bool = False) -> Any:
-        made, strategy = original(self, force), self.distribute_strategy
+        strategy = self.distribute_strategy
+        if not getattr(strategy, "of_fit", False):
+            return original(self, force)
+        with each_compiled(self):
+            made = original(self, force)
         function = self.predict_function
-        if getattr(strategy, "of_fit", False) and not hasattr(function, "of_keras"):
+        if not hasattr(function, "of_keras"):
 
             def of_wholes(data: Any) -> Any:
                 return function([Predicted(*whole(each)) for each in data])
@@ -315,6 +355,24 @@ def check_model(model: Any, strategy: Any) -> None:
     _check_scope(model, strategy)
     if getattr(strategy, "of_fit", False):
         _check_loop(model, strategy)
+        if strategy.num_replicas_in_sync > 1:
+            _check_metrics(model)
+
+
+def _check_metrics(model: Any) -> None:
+    """Refuse metrics that were made outside of the scope: replicas would write over each other."""
+    import keras
+    import tensorflow as tf
+
+    given = _private.compiled_with(model) if model.compiled else {}
+    for each in keras.tree.flatten([given.get("metrics"), given.get("weighted_metrics")]):
+        own = each.variables if isinstance(each, keras.Metric) else []
+        if not all(isinstance(v.value, tf.distribute.DistributedValues) for v in own):
+            raise ValueError(
+                f"the metric {each.name} of {model.name!r} was made outside of the scope, so that "
+                "replicas share its sums, or each worker has its own: make it in the `with "
+                "fit.strategy(plan).scope()` in which the model is compiled, or give its name."
+            )
 
 
 def _check_scope(model: Any, strategy: Any) -> None:
@@ -348,7 +406,7 @@ def _check_loop(model: Any, strategy: Any) -> None:
 def _check_choices(model: Any, strategy: Any) -> None:
     """Explain what TensorFlow says of a merge_call: a step that only sometimes updates (#20582)."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    for name, instead in (
+    for name, remedy in (
         ("gradient_accumulation_steps", "take fit.use(model, pieces={})"),
         ("ema_overwrite_frequency", "take keras.callbacks.SwapEMAWeights"),
     ):
@@ -358,7 +416,7 @@ def _check_choices(model: Any, strategy: Any) -> None:
                 f"the optimizer of {model.name!r} has {name}={value}, so some steps do what others "
                 "do not, and there TensorFlow cannot add up what "
                 f"{strategy.num_replicas_in_sync} replicas have: leave it out and "
-                f"{instead.format(value)}."
+                f"{remedy.format(value)}."
             )
 
 

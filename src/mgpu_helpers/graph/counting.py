@@ -32,11 +32,14 @@ class Count:
         return f"{self.flops:,} FLOP" + (f": {', '.join(rows)}" if rows else "")
 
 
-def flops(model_or_function: Any, *args: Any, batch: int = 1, training: bool = False) -> int | None:
+def flops(
+    model_or_function: Any, *args: Any, batch: Any = 1, training: bool = False, length: Any = None
+) -> int | None:
     """Count the FLOP of one call, 2 for each multiply-add; None where they depend on data.
 
     A built Keras model is counted for a batch of so many examples: its way forward, or with
-    training=True a whole training step. A function is counted for the arguments that it is given;
+    training=True a whole training step; length is what open sizes of its inputs are, as in
+    `memory.predict`. A function is counted for the arguments that it is given;
     `tf.TensorSpec` will do in place of a tensor. Nothing runs.
 
     What is counted are the products: matrix products, convolutions, einsum, cuDNN's recurrent
@@ -48,16 +51,20 @@ def flops(model_or_function: Any, *args: Any, batch: int = 1, training: bool = F
     >>> flops(lambda x, y: x @ y, tf.ones([2, 3]), tf.ones([3, 5]))  # 2 * 2 * 3 * 5
     60
     """
-    return count(model_or_function, *args, batch=batch, training=training).flops
+    return count(model_or_function, *args, batch=batch, training=training, length=length).flops
 
 
-def count(model_or_function: Any, *args: Any, batch: int = 1, training: bool = False) -> Count:
+def count(
+    model_or_function: Any, *args: Any, batch: Any = 1, training: bool = False, length: Any = None
+) -> Count:
     """Count the FLOP of one call as `flops` does, by type of operation; say why they are unknown.
 
     >>> count(lambda x: x @ x, tf.ones([10, 10]))
     2,000 FLOP: MatMul 2,000
     """
-    concrete = concrete_of(model_or_function, *args, batch=batch, training=training)
+    concrete = concrete_of(
+        model_or_function, *args, batch=batch, training=training, length=length
+    )
     try:
         found = _walk(concrete.graph, None, Values(concrete.graph))
     except Unknown as reason:

@@ -7,16 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mgpu_helpers import _private
 from mgpu_helpers._layers import LayerGraph
 
 
 def narrow(graph: LayerGraph) -> dict[int, int]:
     """Number the calls in front of which one tensor crosses, and give its bytes for an example.
 
-    The model's inputs and outputs do not count: they are held anyway. The first call is one.
+    The model's inputs and outputs do not count: they are held anyway. Nor does what no gradient
+    goes through, such as a mask. The first call is one.
     """
-    fixed = {*graph.inputs, *graph.outputs}
-    crosses = [[value for value in each if value not in fixed] for each in graph.crossing()]
+    counts = graph.trained() - {*graph.inputs, *graph.outputs}
+    crosses = [[value for value in each if value in counts] for each in graph.crossing()]
     at = (i for i in sorted({*graph.first().values()})
           if i and len(crosses[i]) == 1 and not graph.calls[i - 1].enters)  # fmt: skip
     return {0: 0} | {i: bytes_of(crosses[i]) for i in at}
@@ -25,11 +27,21 @@ def narrow(graph: LayerGraph) -> dict[int, int]:
 def even(calls: Sequence[Any], at: Mapping[int, int], parts: int) -> list[int]:
     """Number the calls with which so many parts begin, but for the first; `at` is from `narrow`.
 
-    The largest part makes as few bytes as can be in the forward pass.
+    The largest part makes as few bytes as can be in the forward pass. Of a layer of layers, such as
+    a block of a decoder, each is taken to make as much as the whole gives.
     """
-    sizes = [bytes_of(call.gives) for call in calls]
+    sizes = [bytes_of(call.gives) * _inside(call.operation) for call in calls]
     blocks = [sum(sizes[a:b]) for a, b in itertools.pairwise([*at, len(calls)])]
     return [[*at][i] for i in balanced(blocks, [*at.values()], parts)]
+
+
+def _inside(operation: Any) -> int:
+    """Count the layers in a layer, at any depth; 1 for one alone, and for an operation."""
+    import keras
+
+    if not isinstance(operation, keras.Layer):
+        return 1
+    return max(1, len(_private.layers_of(operation)) - 1)
 
 
 def balanced(blocks: Sequence[float], cost: Sequence[float], parts: int) -> list[int]:

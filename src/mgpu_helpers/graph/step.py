@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers._formatting import error_line, whole_number
+from mgpu_helpers._formatting import error_line
+from mgpu_helpers._given import given
 from mgpu_helpers._models import is_model, ready
 
 
@@ -35,7 +37,9 @@ def parameters(model: Any, *, trainable: bool = False) -> int:
     return sum(weight.shape.num_elements() for weight in found)
 
 
-def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) -> Any:
+def concrete_of(
+    model_or_function: Any, *args: Any, batch: Any, training: bool, length: Any = None
+) -> Any:
     """Make the graph of one call: of a model for a batch, or of a function for its arguments."""
     import tensorflow as tf
 
@@ -47,21 +51,23 @@ def concrete_of(model_or_function: Any, *args: Any, batch: int, training: bool) 
                 "function model.call."
             )
         if training:
-            return training_step(model_or_function, batch, "sgd").concrete
-        given = inputs_of(model_or_function, batch)
+            return training_step(model_or_function, batch, "sgd", length).concrete
+        x = given(model_or_function, batch, length).specs[0]
         forward = tf.function(lambda x: model_or_function(x, training=False))
-        return forward.get_concrete_function(given)
+        return forward.get_concrete_function(x)
     if hasattr(model_or_function, "captured_inputs") and not args:
         return model_or_function
-    if training or batch != 1:
+    if training or length is not None or batch != 1:
         raise ValueError(
-            "batch= and training= are for Keras models: give a function its own arguments, and "
-            "have it compute its gradients."
+            "batch=, length= and training= are for Keras models: give a function its own "
+            "arguments, and have it compute its gradients."
         )
     return tf.function(model_or_function).get_concrete_function(*args)
 
 
-def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep:
+def training_step(
+    model: Any, batch: Any, optimizer: Any = None, length: Any = None
+) -> TrainingStep:
     """Make the graph of what `fit` runs for a batch: the model's own `train_step`. Nothing runs.
 
     The step is that of a twin, which shares the model's weights and is compiled as the model is:
@@ -69,9 +75,11 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     another name that Keras knows, or an optimizer, whose settings are taken. Slots and metrics that
     are not there yet are made without memory; model, optimizer and metrics stay as they were.
 
-    The labels are like the outputs, and whole numbers where the loss is a sparse one. A model that
-    is not compiled is trained with Adam, and one without a loss by the mean of its outputs. Of a
-    model that was made under a strategy, the step is that of one replica.
+    batch is a number of examples, and length the one number that all open sizes of inputs are; or
+    either is what `fit` takes: a batch (x, y, sample_weight), or a dataset. Where that has no
+    labels, they are like the outputs, and whole numbers where the loss is a sparse one. A model
+    that is not compiled is trained with Adam, and one without a loss by the mean of its outputs. Of
+    a model that was made under a strategy, the step is that of one replica.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -82,15 +90,16 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     import tensorflow as tf
 
     model = on_one_device(model)
-    given = inputs_of(model, batch)
+    x, y, weights = given(model, batch, length).specs
     refused: list[Exception] = []
-    for labels in _labels(model, given, batch):
-        with tf.variable_creator_scope(_without_memory), warnings.catch_warnings():
+    for labels in _labels(model, x) if y is None else [y]:
+        with without_values(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Keras says of a step, it says in fit
             twin = _twin(model, optimizer)
-            step = tf.autograph.experimental.do_not_convert(lambda x, y: twin.train_step((x, y)))  # noqa: B023
+            step = tf.autograph.experimental.do_not_convert(lambda *data: twin.train_step(data))  # noqa: B023
+            data = (x, labels) if weights is None else (x, labels, weights)
             try:
-                concrete = tf.function(step).get_concrete_function(given, labels)
+                concrete = tf.function(step).get_concrete_function(*data)
             except Exception as error:  # whatever a loss of one's own says of such labels
                 refused.append(error)
                 continue
@@ -101,7 +110,8 @@ def training_step(model: Any, batch: int, optimizer: Any = None) -> TrainingStep
     if "custom_gradient" in why:  # what Keras's remat ends in
         why += " A keras.RematScope does not work with TensorFlow: make the model without it."
     raise ValueError(
-        f"a step of the model {model.name!r} cannot be made for labels like its outputs: {why}"
+        f"a step of the model {model.name!r} cannot be made for "
+        f"{'labels like its outputs' if y is None else 'the data that were given'}: {why}"
     ) from refused[0]
 
 
@@ -125,7 +135,7 @@ def on_one_device(model: Any) -> Any:
     try:
         if tf.distribute.has_strategy():
             raise ValueError("this was called inside of a scope.")
-        with tf.variable_creator_scope(_without_memory):
+        with without_values():
             made = keras.models.clone_model(model)
         if type(made).train_step is not type(model).train_step:
             raise TypeError("it has a train_step of its own.")
@@ -147,9 +157,7 @@ def on_one_device(model: Any) -> Any:
 
 def slot_bytes(model: Any, optimizer: Any = None) -> int:
     """Count the bytes that the optimizer of `training_step` keeps, by one weight of each shape."""
-    import tensorflow as tf
-
-    with tf.variable_creator_scope(_without_memory):
+    with without_values():
         made = _twin(model, optimizer, build=False).optimizer
         if made.built:
             return sum(v.shape.num_elements() * v.value.dtype.size for v in made.variables)
@@ -161,34 +169,6 @@ def slot_bytes(model: Any, optimizer: Any = None) -> int:
             sizes = [v.shape.num_elements() * v.value.dtype.size for v in own.variables]
             found += several * sum(sizes[2:])  # after the steps and the rate
     return found
-
-
-def inputs_of(model: Any, batch: int) -> Any:
-    """Describe a batch of the model's inputs, as `tf.TensorSpec`."""
-    import keras
-    import tensorflow as tf
-
-    batch = whole_number("batch", batch, "a number of examples", 1)
-    given = [(tuple(each.shape), each.dtype) for each in getattr(model, "inputs", None) or ()]
-    if not given:  # a subclassed model knows the shape that it was built for, but no type
-        shape = (model.get_build_config() or {}).get("input_shape")
-        given = [((None, *shape[1:]), "float32")] if isinstance(shape, (tuple, list)) else []
-    # A Sequential without Input has the size of the batch that it was first called on.
-    any_size = isinstance(model, keras.Sequential) and not any(
-        getattr(layer, "stateful", False) for layer in model.layers
-    )
-    sizes = [batch if any_size else shape[0] or batch for shape, _ in given]
-    inner = [size for shape, _ in given for size in shape[1:]]
-    if {*sizes} != {batch} or not all(isinstance(size, int) for size in inner):
-        raise ValueError(
-            f"the model {model.name!r} takes inputs of shape {', '.join(str(s) for s, _ in given)},"
-            f" which do not say what a batch of {batch} is: give keras.Input every size except the "
-            "batch, or count and trace a function that calls the model on a batch."
-        )
-    inputs = [tf.TensorSpec((batch, *shape[1:]), dtype) for shape, dtype in given]
-    if isinstance(model, keras.Function):
-        return keras.tree.pack_sequence_as(model.input, inputs)
-    return inputs[0] if len(inputs) == 1 else inputs
 
 
 def _twin(model: Any, wanted: Any, build: bool = True) -> Any:
@@ -249,14 +229,21 @@ def _metric_anew(metric: Any) -> Any:
         return metric
 
 
-def _labels(model: Any, inputs: Any, batch: int) -> list[Any]:
+def outputs_of(model: Any, inputs: Any) -> Any:
+    """Describe what a model makes of inputs, for a batch of any size."""
+    import keras
+
+    return model.compute_output_spec(keras.tree.map_structure(
+        lambda x: keras.KerasTensor((None, *x.shape[1:]), x.dtype.name), inputs
+    ))  # fmt: skip
+
+
+def _labels(model: Any, inputs: Any) -> list[Any]:
     """Describe the labels of a batch: as the losses say, then whole numbers for all outputs."""
     import keras
     import tensorflow as tf
 
-    outputs = model.compute_output_spec(keras.tree.map_structure(
-        lambda x: keras.KerasTensor((None, *x.shape[1:]), x.dtype.name), inputs
-    ))  # fmt: skip
+    outputs, batch = outputs_of(model, inputs), keras.tree.flatten(inputs)[0].shape[0]
 
     def label(output: Any, loss: Any) -> Any:
         shape, dtype = (batch, *output.shape[1:]), keras.config.floatx()
@@ -280,6 +267,28 @@ def _labels(model: Any, inputs: Any, batch: int) -> list[Any]:
 def _sparse(loss: Any) -> bool:
     names = [getattr(loss, "__name__", loss), *(each.__name__ for each in type(loss).__mro__)]
     return any("sparse" in str(name).lower() for name in names)
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[None]:
+    """Let models that are made here have weights with shapes and no values, which take no memory.
+
+    So a model that this machine could not hold is counted, by `predict`, `fits`, `plan` and
+    `scaling.Workload.of`; it cannot be called or trained. What reads values fails in here, such as
+    `model.quantize`: give layers a dtype policy that is quantized instead.
+
+    >>> import keras
+    >>> from mgpu_helpers import memory
+    >>> with memory.without_values():
+    ...     layers = [keras.Input((100_000,)), keras.layers.Dense(1_000_000)]
+    ...     model = keras.Sequential(layers)  # 400 GB
+    >>> memory.predict(model, 32).weights
+    400004000000
+    """
+    import tensorflow as tf
+
+    with tf.variable_creator_scope(_without_memory):
+        yield
 
 
 def _without_memory(create: Callable[..., Any], **settings: Any) -> Any:

@@ -4,6 +4,7 @@ Lessons 02 and 03 build it in front of the reader.
 """
 
 from mgpu_helpers._formatting import size_text  # noqa: F401  lessons print bytes with it
+from mgpu_helpers.graph.step import without_values
 from mgpu_helpers.memory.limits import logical
 from mgpu_helpers.memory.measuring import measure
 from mgpu_helpers.memory.paper import on_paper
@@ -15,5 +16,5 @@ from mgpu_helpers.memory.ways import Way
 
 __all__ = [
     "at_peak", "by_use", "fits", "logical", "measure", "MemoryUse", "Monitor", "on_paper",
-    "plan", "Plan", "predict", "process", "Way",
+    "plan", "Plan", "predict", "process", "Way", "without_values",
 ]  # fmt: skip

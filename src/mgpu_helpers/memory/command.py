@@ -2,8 +2,10 @@
 
 SCRIPT:FUNCTION is a Python file and a function in it, called without arguments, that builds a Keras
 model and maybe compiles it. What the script does under `if __name__ == "__main__":` does not run,
-nor does a step: everything is counted, without a GPU. The code at the end of each line is for that
-model, after `plan = devices.setup(N)`.
+nor does a step: everything is counted, without a GPU, and weights get no values where that will do,
+so that the model may be larger than this machine. The function may return (model, data) with data
+as fit takes them, which say what --batch and --length do. The code at the end of each line is for
+that model, after `plan = devices.setup(N)`.
 
   %(prog)s train.py:build_model --batch 256 --devices 2 --budget 16GB
 
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from mgpu_helpers import nvml
 from mgpu_helpers._formatting import error_line, whole, with_options
+from mgpu_helpers.graph.step import without_values
 from mgpu_helpers.memory.paper import Paper, on_paper
 from mgpu_helpers.scaling import links
 
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str], called: str) -> int:
     add("--budget", type=budget, metavar="SIZE",
         help="of a device, as 16GB or 40GiB; default: the memory of the smallest GPU here, "
         "if there is one")  # fmt: skip
+    add("--length", type=whole, nargs="+", metavar="N",
+        help="what open sizes of inputs are, as of texts; of several, the plan is for the longest")
     add("--optimizer", metavar="NAME", help="default: the model's own, or adam")
     add("--parameters", type=count, metavar="N", help="as 7B or 125M, in place of a function")
     add("--precision", choices=("mixed", "float32"), default="mixed", help="of the parameters")
@@ -63,12 +68,10 @@ def main(arguments: Sequence[str], called: str) -> int:
     options = parser.parse_args(arguments)
     if bool(options.builds) == bool(options.parameters):
         parser.error("give SCRIPT:FUNCTION or --parameters.")
-    unused = ("batch", "optimizer") if options.parameters else ("activations", "link")
+    unused = ("batch", "length", "optimizer") if options.parameters else ("activations", "link")
     for name in filter(vars(options).get, unused):
         other = "SCRIPT:FUNCTION" if options.parameters else "--parameters"
         parser.error(f"--{name} is for {other}, and says nothing here: leave it out.")
-    if options.builds and options.batch is None:
-        parser.error("give --batch: the examples in a step, of all devices together.")
     if "tensorflow" not in sys.modules:  # nothing is computed that would need a GPU
         os.environ |= {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     most = options.budget
@@ -84,8 +87,15 @@ def main(arguments: Sequence[str], called: str) -> int:
         else:
             from mgpu_helpers.memory.planning import plan
 
-            model = built(options.builds)
-            found = plan(model, options.batch, options.devices, most, options.optimizer)
+            made = built(options.builds)
+            model, *data = made if isinstance(made, tuple) else (made,)
+            sizes = [each for each in (options.batch, *data, options.length) if each is not None]
+            if options.batch is None and not data:
+                raise ValueError("give --batch: the examples in a step, of all devices together.")
+            found = plan(
+                model, sizes[0], options.devices, most, options.optimizer,
+                length=sizes[1] if len(sizes) > 1 else None,
+            )  # fmt: skip
     except (TypeError, ValueError, OSError) as error:
         parser.error(with_options(error_line(error), vars(options)))
     print(found)
@@ -148,7 +158,11 @@ def built(text: str) -> Any:
         function = getattr(module, name, None)
         if not callable(function):
             raise ValueError(f"there is no function {name!r} in {script}.")
-        return function()
+        try:
+            with without_values():  # it may be larger than this machine
+                return function()
+        except Exception:  # whoever quantizes weights reads them
+            return function()
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and f"no function {name!r}" in str(error):
             raise

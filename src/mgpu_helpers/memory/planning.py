@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mgpu_helpers import _private
@@ -31,6 +31,8 @@ class Plan:
     ways: tuple[Way, ...]
     weights: int  #: bytes of the weights alone
     notes: tuple[str, ...] = ()  #: sentences: which ways are not there and why, what one changes
+    shorter: Mapping[int, tuple[Way, ...]] = field(default_factory=dict, hash=False)
+    #: the same ways at each length that is not the longest
 
     def __getitem__(self, name: str) -> Way:
         """Give the way of this name, which `fit.use` takes."""
@@ -50,8 +52,8 @@ class Plan:
         lines = [
             f"{self.model}, {counted(self.batch, 'example')} a step, "
             f"{counted(self.devices, 'device')}{of}:",
-            *table([("", "held, about", *["fits"] * limited, "crosses", "work", "write"),
-                    *(_row(way, self.budget, limited) for way in self.ways)]),
+            *table([("", "held, about", *(f"at {length}" for length in self.shorter),
+                     *["fits"] * limited, "crosses", "work", "write"), *self._rows(limited)]),
             *self.notes,
         ]  # fmt: skip
         if any("set_dtype_policy" in way.write for way in self.ways):
@@ -67,22 +69,27 @@ class Plan:
             )
         return "\n".join(lines)
 
-
-def _row(way: Way, budget: float, limited: bool) -> list[str]:
-    fits = "yes" if way.high <= budget else "no" if way.low > budget else "perhaps"
-    return [
-        way.name,
-        f"{size_text(way.held)} ({size_text(way.low)} to {size_text(way.high)})",
-        *[fits] * limited,
-        size_text(way.crossing) if way.crossing else "-",
-        f"{way.work:.2f}",
-        way.write,
-    ]
+    def _rows(self, limited: bool) -> Iterator[list[str]]:
+        for i, way in enumerate(self.ways):
+            low, high = way.low <= self.budget, way.high <= self.budget
+            held = {length: ways[i] for length, ways in self.shorter.items()}
+            up_to = max((n for n, one in held.items() if one.high <= self.budget), default=0)
+            fits = "yes" if high else "perhaps" if low else "no"
+            yield [
+                way.name,
+                f"{size_text(way.held)} ({size_text(way.low)} to {size_text(way.high)})",
+                *(size_text(one.held) for one in held.values()),
+                *[f"to {up_to}" if up_to and not high else fits] * limited,
+                size_text(way.crossing) if way.crossing else "-",
+                f"{way.work:.2f}",
+                way.write,
+            ]
 
 
 def plan(
-    model: Any, batch: int, devices: int = 1, budget: float = math.inf, optimizer: Any = None
-) -> Plan:
+    model: Any, batch: Any, devices: int = 1, budget: float = math.inf, optimizer: Any = None,
+    *, length: Any = None,
+) -> Plan:  # fmt: skip
     """List what to try when a step of `fit` does not fit into a budget of bytes a device.
 
     batch is the whole batch of a step, and devices how many may share it. The ways come cheapest
@@ -102,8 +109,9 @@ def plan(
     What a way holds is counted from the graph of one step, as `predict` does it, with its
     operations in another order, run again or on other devices; nothing runs. `held` is of the
     device that holds most, the first where the model was built on one. The batch that is fed is not
-    in it: leave room for it in the budget. The optimizer is the model's own, or Adam: see
-    `predict`.
+    in it: leave room for it in the budget. Optimizer and length, and data in place of a number for
+    the batch, are as in `predict`. Several lengths, as length=[128, 512], show how each way grows:
+    the plan is for the longest, and the same ways are counted at each other one.
 
     >>> import keras
     >>> from mgpu_helpers import memory
@@ -112,12 +120,13 @@ def plan(
     >>> [way.name for way in advice.ways[:3]], advice.fitting
     (['as it is', 'mixed_bfloat16', 'batch over 2 devices'], ())
     """
-    batch = whole_number("batch", batch, "a number of examples", 1)
+    several = isinstance(length, list | tuple | range) and all(isinstance(n, int) for n in length)
+    lengths = sorted({*length}) if several and length else [length]
     devices = whole_number("devices", devices, "a number of devices", 1)
     if not budget > 0:
         raise ValueError(f"budget={budget!r} is no number of bytes: use one above 0.")
     try:
-        step = Step(model, batch, _names(devices), optimizer)
+        *others, step = [Step(model, batch, _names(devices), optimizer, n) for n in lengths]
     except Unknown as reason:
         raise ValueError(
             f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
@@ -126,9 +135,12 @@ def plan(
     ways = dict(_alone(step, budget))
     if not any(same and way.high <= budget for way, same in ways.items()):
         ways |= dict.fromkeys(_together(step, budget), True)
+    fits = any(way.high <= budget for way in ways)
     return Plan(
-        model.name, batch, devices, budget, tuple(ways), step.weights, tuple(_notes(step, ways))
-    )
+        model.name, step.batch, devices, budget, tuple(ways), step.weights,
+        (*_notes(step, ways), *([] if fits else _fewer(step, next(iter(ways)).held))),
+        {n: tuple(map(other.like, ways)) for n, other in zip(lengths, others, strict=False)},
+    )  # fmt: skip
 
 
 def _names(devices: int) -> tuple[str, ...]:
@@ -208,6 +220,13 @@ def _in_pieces(step: Step, how: How, budget: float) -> Way:
 
 def _notes(step: Step, ways: Iterable[Way]) -> Iterator[str]:
     """Say which ways are not there and why, and what one of them changes."""
+    if step.took:
+        yield f"An example has {step.took}."
+    if 2 * step.trained < step.weights:
+        yield (
+            f"Of {size_text(step.weights)} of weights {size_text(step.trained)} are trained: the "
+            "others have no gradients and no slots."
+        )
     if len(step.groups) < 2:
         reason = step.uncut or f"there is no place in {step.model.name} where one tensor crosses."
         yield f"recompute and stages are left out: {reason}"
@@ -222,6 +241,16 @@ def _notes(step: Step, ways: Iterable[Way]) -> Iterator[str]:
         yield (
             "recompute over several devices changes the numbers: a BatchNormalization sees a "
             "device's share at a time."
+        )
+
+
+def _fewer(step: Step, held: int) -> Iterator[str]:
+    """Say what it would save to train fewer weights, where that may be most of what is held."""
+    if 2 * (step.slots + step.trained) > held:
+        yield (
+            f"Slots take {size_text(step.slots)} and gradients up to {size_text(step.trained)}, "
+            "only of what is trained: train less, by layer.trainable = False, or by "
+            "layer.enable_lora(4) of Keras's layers or backbone.enable_lora(4) of KerasHub's."
         )
 
 

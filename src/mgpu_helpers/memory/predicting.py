@@ -7,12 +7,13 @@ import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
+from mgpu_helpers._given import given
 from mgpu_helpers.graph.cuts import bytes_of
 from mgpu_helpers.graph.step import replicas_of, training_step
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
@@ -41,20 +42,28 @@ class Predicted(MemoryUse):
     trace: Trace | None = field(default=None, compare=False)
     #: what convolutions borrow at most while they run on this machine's CPU, without oneDNN
     borrowed: int = 0
+    took: str = ""  #: the sizes of an example, where the model alone does not say them
 
     def __repr__(self) -> str:
         return (
             f"{super().__repr__()}\ncounted for a batch of {self.batch} on a device, not run: "
             f"about {size_text(self.total)}, in a range of {size_text(self.low)} to "
             f"{size_text(self.high)}"
-        ) + (f"\n{sentence(self.borrowed)}" if self.borrowed else "")
+            + f"\nan example has {self.took}" * bool(self.took)
+            + f"\n{sentence(self.borrowed)}" * bool(self.borrowed)
+        )
 
 
-def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
+def predict(model: Any, batch: Any, optimizer: Any = None, *, length: Any = None) -> Predicted:
     """Count the bytes that a step of `fit` on one device would hold at its peak; nothing runs.
 
-    batch is what one device gets: where several train together, its share of the whole batch. A
-    model that was made in the scope of `fit.strategy` is counted as one of its replicas. The step
+    batch is what one device gets: where several train together, its share of the whole batch.
+    Where inputs have open sizes, as those of language models, length is the one number that all of
+    them are. In place of the number, batch may be what `fit` takes: a batch (x, y) or
+    (x, y, sample_weight), or a dataset, whose first batch is looked at; or length may be that, for
+    as many examples as batch says. `took` has the sizes then.
+
+    A model that was made in the scope of `fit.strategy` is counted as one of its replicas. The step
     is what the model was compiled for, with its loss, metrics, precision and own optimizer; Adam
     where it was not compiled. optimizer overrules it: "adam", "sgd", "momentum", another name that
     Keras knows, or a keras.optimizers.Optimizer.
@@ -85,7 +94,8 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     gradients    ...
     counted for a batch of 64 on a device, not run: about ...
     """
-    traces, (weights, slots, states), taken = _steps(model, batch, optimizer)
+    data = given(model, batch, length)
+    traces, (weights, slots, states), taken = _steps(model, data, optimizer)
     held = by_use(traces[0], DEVICE, weights=weights, slots=slots)
     fixed = weights + slots + states
     peaks = [trace.peak(DEVICE) for trace in traces]
@@ -93,9 +103,9 @@ def predict(model: Any, batch: int, optimizer: Any = None) -> Predicted:
     # Replicas exchange gradients beside those that are used already.
     high = highest(peaks, MARGIN if replicas_of(model) > 1 else BESIDE)
     return Predicted(
-        weights, slots, held.gradients, held.activations + states, batch=batch,
+        weights, slots, held.gradients, held.activations + states, batch=data.batch,
         low=fixed + round(low), high=fixed + round(high), trace=traces[0],
-        borrowed=taken,
+        borrowed=taken, took=data.took,
     )  # fmt: skip
 
 
@@ -107,12 +117,13 @@ def highest(peaks: Sequence[float], beside: float = BESIDE) -> float:
     return max((1 + MARGIN) * max(peaks[:-4]), (1 + beside) * max(peaks[-3:]))
 
 
-def fits(model: Any, budget: float, optimizer: Any = None) -> int:
+def fits(model: Any, budget: float, optimizer: Any = None, *, length: Any = None) -> int:
     """Give the largest batch on a device whose step of `fit` fits into a budget of bytes.
 
     It is what one device may get; n devices that train together take n times as many. What counts
     is the upper end of the range that `predict` gives. At each moment a step holds a number of
-    bytes, and so many more for each example; two batches tell both numbers.
+    bytes, and so many more for each example; two batches tell both numbers. length is as in
+    `predict`: what open sizes are, or data.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
@@ -121,7 +132,9 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
     True
     """
     budget = int(budget)  # there is no largest batch for an infinite one
-    (small, held, _), (large, *_) = [_steps(model, batch, optimizer) for batch in _PROBES]
+    data = given(model, 1, length)
+    probes = [_steps(model, replace(data, batch=batch), optimizer) for batch in _PROBES]
+    (small, held, _), (large, *_) = probes
     moments = [(_moments(a), _moments(b)) for a, b in zip(small, large, strict=True)]
 
     def high(batch: int) -> int:
@@ -136,7 +149,8 @@ def fits(model: Any, budget: float, optimizer: Any = None) -> int:
             "layers over devices."
         )
     guess = bisect_right(range(1, sys.maxsize), budget, key=high)
-    return _boundary(lambda batch: predict(model, batch, optimizer).high, budget, guess)
+    most = lambda batch: predict(model, replace(data, batch=batch), optimizer).high  # noqa: E731
+    return _boundary(most, budget, guess)
 
 
 def _boundary(high: Callable[[int], int], budget: int, guess: int) -> int:
@@ -160,7 +174,7 @@ def _boundary(high: Callable[[int], int], budget: int, guess: int) -> int:
     return low
 
 
-def _steps(model: Any, batch: int, optimizer: Any) -> tuple[list[Trace], tuple[int, ...], int]:
+def _steps(model: Any, batch: Any, optimizer: Any) -> tuple[list[Trace], tuple[int, ...], int]:
     """Count a step as it is likely to run, with the least and most at once, and with other threads.
 
     What stays is the bytes of the weights, of the slots, and of the metrics' states; the last

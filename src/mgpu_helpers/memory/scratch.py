@@ -68,6 +68,7 @@ def buffers(
     users.update(outputs)
     in_rows = {node.inputs[0] for node in nodes if node.op.type.startswith(_INTO_ROWS)}
     wanted = {t for node in nodes if node.op.type not in ASKS_SHAPE for t in node.inputs}
+    alone = {t for node in nodes if node.op.type != "MatMul" for t in node.inputs}
     reads: dict[Tensor | None, list[Buffer]] = {}  # of a weight, since it was changed
     copies: list[tuple[Buffer, list[Buffer]]] = []  # of a weight, until these have been read
     for now, node in enumerate(nodes):
@@ -87,7 +88,11 @@ def buffers(
         for i, size in enumerate(node.bytes):
             loops = node.op.type in LOOPS and node.op.outputs[i].dtype.name == "variant"
             new = Buffer(node, size, now, loops=loops)
-            kept = new if copied else _handed_on(node.op, i, new, given, free, over)
+            folded = node.op.type == "Transpose" and (node, i) not in alone
+            if folded and node.op.outputs[i].shape.rank == 2:  # by TensorFlow, into the MatMul
+                kept = given[0]
+            else:
+                kept = new if copied else _handed_on(node.op, i, new, given, free, over)
             if kept is new:
                 made.append(new)
             elif node.op.type == "ReadVariableOp":  # takes nothing, but sees the weight as it is

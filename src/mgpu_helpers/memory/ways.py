@@ -6,16 +6,17 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._given import given
 from mgpu_helpers._layers import LayerGraph, variables_of
 from mgpu_helpers._models import ready
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import balanced, bytes_of, even, narrow
-from mgpu_helpers.graph.step import slot_bytes, training_step
+from mgpu_helpers.graph.step import outputs_of, slot_bytes, training_step
 from mgpu_helpers.graph.walk import LOOPS
 from mgpu_helpers.memory import savers
 from mgpu_helpers.memory.borrowing import borrowed
@@ -59,11 +60,18 @@ class Step:
     What crosses does so `_between` rows, and where rows have stages within them.
     """
 
-    def __init__(self, model: Any, batch: int, devices: Sequence[str], optimizer: Any) -> None:
-        ready(model)
-        self.model, self.batch, self.names, self.devices = model, batch, devices, len(devices)
+    def __init__(
+        self, model: Any, batch: Any, devices: Sequence[str], optimizer: Any, length: Any = None
+    ) -> None:
+        import keras
+
+        ready(model, single=False)
+        data = given(model, batch, length)
+        self.model, self.batch, self.took = model, data.batch, data.took
+        self.names, self.devices = devices, len(devices)
         self.few = len(model.trainable_variables) <= FEW
-        made = training_step(model, savers.PROBE, optimizer if self.few else "sgd")
+        probe = replace(data, batch=savers.PROBE)
+        made = training_step(model, probe, optimizer if self.few else "sgd")
         self.weights, self.states = bytes_of(made.weights), bytes_of(made.states)
         self.slots = bytes_of(made.slots) if self.few else slot_bytes(model, optimizer)
         sizes = {id(v): bytes_of([v]) for v in model.trainable_variables}
@@ -76,13 +84,15 @@ class Step:
         self.groups = self._groups()
         graph = made.concrete.graph
         self.order = savers.ordered(graph, self.groups)
-        self.borrowed = borrowed(self.order.nodes, batch / savers.PROBE)
+        self.borrowed = borrowed(self.order.nodes, self.batch / savers.PROBE)
         orders = [self.order]
         if any(node.op.type in LOOPS for node in self.order.nodes):
             orders += [savers.ordered(graph, self.groups, overlap) for overlap in (0, 1)]
         early = savers.with_updates(self.order, "early")
         self.orders = [*orders, *map(savers.on_gpu, orders[-2:]), early]
-        outputs = getattr(model, "outputs", None) or []
+        outputs = []  # of a subclassed model nobody knows which
+        if getattr(model, "outputs", None):
+            outputs = keras.tree.flatten(outputs_of(model, data.example[0]))
         self.outputs = bytes_of(outputs)
         layers = {layer.name: layer for layer in _private.layers_of(model)}
         kinds = [getattr(layers.get(name), "activation", None)
@@ -95,7 +105,7 @@ class Step:
     def _groups(self) -> list[list[str]]:
         """List the layers from one place where one tensor crosses to the next; none if unknown."""
         try:
-            ready(self.model, functional=True)
+            ready(self.model, functional=True, single=False)
         except TypeError as reason:
             self.uncut = str(reason)
             return []
@@ -289,14 +299,24 @@ class Step:
         again = sum(self.flops[node] for node in part if part[node] < self.parts[-1])
         return again / max(1, sum(self.flops.values()))
 
-    def split(self, stages: int) -> Way:
+    def like(self, way: Way) -> Way:
+        """Count the way of another step of the model."""
+        begin = way.layout.stages  # by name, as `split` gives them
+        if not isinstance(begin, int) and begin:
+            return self.split(1 + len(begin), begin)
+        return self.way(How(way.layout, way.half))
+
+    def split(self, stages: int, begin: Sequence[str] = ()) -> Way:
         """Count the layers in so many stages, and rows of devices with a stage each.
 
-        Several rows share the batch; then the first, which has the weights, holds most.
+        begin names the layers at which stages begin; without it the fullest has least. Several
+        rows share the batch; then the first, which has the weights, holds most.
         """
         rows = self.devices // stages
-        stage = self._stages(stages, math.ceil(self.batch / rows))
-        begin = [self.graph.calls[self.starts[stage.index(i)]].name for i in range(1, stages)]
+        names = [self.graph.calls[i].name for i in self.starts]
+        starts = [*map(names.index, begin)] or self._starts(stages, math.ceil(self.batch / rows))
+        stage = [sum(i >= start for start in starts) for i in range(len(names))]
+        begin = [names[start] for start in starts]
         how = How(Layout(self.names, stages=begin))
         share = how.share(self.batch)
 
@@ -338,15 +358,14 @@ class Step:
         return [sum(bytes_of([v]) * (1 + self.slots_each * (key in trained))
                     for key, v in each.items()) for each in owned]  # fmt: skip
 
-    def _stages(self, stages: int, share: int) -> list[int]:
-        """Number the stage of each group of layers, so that the fullest has least."""
+    def _starts(self, stages: int, share: int) -> list[int]:
+        """Find the groups of layers at which stages begin, so that the fullest has least."""
         kept = [0.0] * len(self.groups)
         for node in self.order.forward:
             each = sum(filter(savers.grows, node.bytes)) / savers.PROBE
             kept[self.order.place[node]] += each * share
         sizes = [a + b for a, b in zip(kept, self.lies, strict=True)]
-        starts = balanced(sizes, [0] * len(sizes), stages)
-        return [sum(i >= start for start in starts) for i in range(len(sizes))]
+        return balanced(sizes, [0] * len(sizes), stages)
 
     def _line(
         self, how: How, fixed: float, peak: float, between: float, work: float,

@@ -54,20 +54,23 @@ class Workload:
         whole_number(f"{self.name}: parameters", self.parameters, "a number of parameters", 1)
 
     @classmethod
-    def of(cls, model: Any, name: str | None = None) -> Workload:
+    def of(cls, model: Any, name: str | None = None, *, length: Any = None) -> Workload:
         """Count a built Keras model: the parameters that it trains, and FLOP an example.
 
         What is not trained, such as moving averages, has no gradient and does not cross. flops is
-        None where `graph.flops` cannot count the model. name None takes the model's.
+        None where `graph.flops` cannot count the model. name None takes the model's. length is what
+        open sizes of inputs are, a number or data, as in `memory.predict`; the name says which.
 
         >>> model = tf.keras.Sequential([tf.keras.Input([8]), tf.keras.layers.Dense(3)])
         >>> Workload.of(model, "mine").parameters
         27
         """
+        from mgpu_helpers._given import given
         from mgpu_helpers.graph import flops, parameters
 
-        count = parameters(model, trainable=True)
-        return cls(name or model.name, count, count and flops(model, training=True) or None)
+        count, data = parameters(model, trainable=True), given(model, 1, length)
+        work = count and flops(model, training=True, batch=data) or None
+        return cls(name or f"{model.name} {data.took}".strip(), count, work)
 
     @property
     def bytes(self) -> int:

@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 from mgpu_helpers._formatting import error_line
+from mgpu_helpers._given import first_batch
 from mgpu_helpers._models import ready
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.step import Trace
@@ -34,7 +35,7 @@ def fit_step(model: Any, data: Any) -> Trace:
     import tensorflow as tf
 
     ready(model, built=False, compiled=True, single=False)
-    batch, strategy = first_batch(data), model.distribute_strategy
+    batch, strategy = first_batch(data, model), model.distribute_strategy
     shapes = [str(tuple(each.shape)) for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
     if (n := strategy.num_replicas_in_sync) > 1:  # each replica gets its share, as from fit
         size = len(tf.nest.flatten(batch)[0])
@@ -65,25 +66,6 @@ def fit_step(model: Any, data: Any) -> Trace:
             ) from error
 
     return function_step(step, batch)[1]
-
-
-def first_batch(data: Any) -> Any:
-    """Give the first batch of what fit takes; a tuple is one batch itself."""
-    import keras
-
-    if isinstance(data, tuple):
-        return keras.utils.pack_x_y_sample_weight(*data)
-    of_arrays = isinstance(data, list) and data and all(hasattr(each, "shape") for each in data)
-    if of_arrays or hasattr(data, "shape"):
-        raise TypeError(
-            "data is an array or a list of arrays, each part of which would be a batch: give one "
-            "batch as a tuple, (x, y) or (x,), or a tf.data.Dataset of batches."
-        )
-    for batch in data:
-        return batch
-    raise ValueError(
-        f"the {type(data).__name__} has 0 batches, so there is no step to trace: pass at least 1."
-    )
 
 
 def build(model: Any, batch: Any) -> None:

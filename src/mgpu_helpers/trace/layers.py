@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection
 
@@ -24,7 +25,7 @@ _OPTIMIZERS = {
 }  # fmt: skip
 
 
-def layer(name: str, layers: Collection[str] | None = None) -> str:
+def layer(name: str, layers: Collection[str] | None = None, depth: int = 1) -> str:
     """Name the layer of an operation by the operation's name, also of the backward pass.
 
     Keras runs a layer in a scope called after it, with a number behind, in that of its model. So
@@ -32,13 +33,15 @@ def layer(name: str, layers: Collection[str] | None = None) -> str:
     the outermost scope is. Scopes of towers, stages, functions and gradients do not count. Besides
     layers there are "optimizer", "loss" (of `compile`), "variables", and "other" for what stands in
     no scope, as Keras's metrics do. With layers, the names of those to look for, an operation
-    belongs to the outermost of them: to see a model within your model in parts, name its layers
-    in its place.
+    belongs to the outermost of them. With a depth of 2, a model within your model is in parts,
+    which are called as `fit.use` names them, "backbone/block_3"; with 3 a layer of layers is, too.
 
     >>> layer("gradient_tape/functional_1/block_6_expand_1/convolution/Conv2DBackpropFilter")
     'block_6_expand'
     >>> layer("outer_1/inner_1/c1_1/MatMul"), layer("outer_1/inner_1/c1_1/MatMul", ["c1"])
     ('inner', 'c1')
+    >>> layer("outer_1/inner_1/c1_1/MatMul", depth=2)
+    'inner/c1'
     """
     if re.match(r"outside(_\d+)?/", name):  # where `function_step` keeps the variables
         return "variables"
@@ -58,18 +61,23 @@ def layer(name: str, layers: Collection[str] | None = None) -> str:
         return "optimizer"
     if plain[0] == "compile_loss":
         return "loss"
-    return plain[1] if in_model else scopes[0]
+    if not in_model:
+        return scopes[0]
+    numbered = itertools.takewhile(lambda i: scopes[i] != plain[i], range(1, len(scopes)))
+    return "/".join(plain[i] for i in [*numbered][:depth])
 
 
-def naming(by: str, layers: Collection[str] | None = None) -> Callable[[Op], str]:
-    """Return what names an operation by "operation", "layer" or "type"; see `layer` for layers.
+def naming(
+    by: str, layers: Collection[str] | None = None, depth: int = 1
+) -> Callable[[Op], str]:
+    """Return what names an operation by "operation", "layer" or "type"; see `layer` for the rest.
 
     >>> naming("layer")(Op("encoder/MatMul", "MatMul", "/CPU:1", 0.0, 0.1))
     'encoder'
     """
     ways: dict[str, Callable[[Op], str]] = {
         "operation": lambda op: op.name,
-        "layer": lambda op: layer(op.name, layers),
+        "layer": lambda op: layer(op.name, layers, depth),
         "type": lambda op: op.type,
     }
     if by not in ways:

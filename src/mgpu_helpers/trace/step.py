@@ -135,21 +135,23 @@ class Trace:
         return dict(sorted(total.items(), key=lambda item: (order(item[0][0]), order(item[0][1]))))
 
     def top(
-        self, n: int | None = 10, by: str = "operation", layers: Collection[str] | None = None
-    ) -> Top:
+        self, n: int | None = 10, by: str = "operation", layers: Collection[str] | None = None,
+        depth: int = 1,
+    ) -> Top:  # fmt: skip
         """List the n that took the most time, None all, by "operation", "layer" or "type".
 
         A collective counts without its wait for other devices. layers names those of a Keras model,
         as `[layer.name for layer in model.layers]` does. Without it the operations' names decide:
         Keras runs a layer in a scope called after it, and besides layers there are "optimizer",
-        "loss", "variables", and "other" for what stands in no scope.
+        "loss", "variables", and "other" for what stands in no scope. With depth=2 a model inside
+        the model is in parts, "backbone/block_3", and with 3 its blocks are.
 
         >>> op = Op("encoder/MatMul", "MatMul", "/CPU:1", start=0.0, length=0.002, bytes=40)
         >>> Trace((op,), (), {}, ()).top(by="layer")
         layer    device  time      share   bytes  count
         encoder  /CPU:1  2.000 ms  100.0%  40 B   1
         """
-        name, groups, worked = naming(by, layers), defaultdict(list), working(self)
+        name, groups, worked = naming(by, layers, depth), defaultdict(list), working(self)
         for op in worked:
             groups[name(op)].append(op)
         total = sum(op.length for op in worked)

@@ -1,0 +1,141 @@
+"""Models as people have them: KerasHub's own classes in small, and the guide to transfer learning.
+
+A case is a function that gives a compiled model, with weights that are drawn, and what its `fit` is
+given. Text models take any length, as KerasHub has them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+SIZE, LENGTH, WORDS, CLASSES = 11, 7, 40, 3
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.integers(1, WORDS, (SIZE, LENGTH + 1))
+KEPT = (np.arange(LENGTH) < RANDOM.integers(2, LENGTH + 1, SIZE)[:, None]).astype("int32")
+IMAGES = RANDOM.normal(size=(SIZE, 16, 16, 3))
+KINDS = RANDOM.integers(0, CLASSES, SIZE)
+TEXT = {
+    "x": {"token_ids": TOKENS[:, :-1] * KEPT, "padding_mask": KEPT},
+    "y": TOKENS[:, 1:],
+    "sample_weight": KEPT.astype("float32"),
+}
+
+
+def compiled(model: Any, rate: float = 0.01) -> Any:
+    import keras
+
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    weighted = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
+    model.compile(keras.optimizers.Adam(rate), loss, weighted_metrics=weighted)
+    return model
+
+
+def gpt2(layers: int = 2, width: int = 8, **options: Any) -> Any:
+    from keras_hub import models
+
+    backbone = models.GPT2Backbone(
+        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width,
+        intermediate_dim=4 * width, max_sequence_length=64, dropout=0.0, **options,
+    )  # fmt: skip
+    return compiled(models.GPT2CausalLM(backbone=backbone)), TEXT
+
+
+def bert(layers: int = 2, width: int = 8, **options: Any) -> Any:
+    from keras_hub import models
+
+    backbone = models.BertBackbone(
+        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width,
+        intermediate_dim=4 * width, max_sequence_length=64, dropout=0.0, **options,
+    )  # fmt: skip
+    x = TEXT["x"] | {"segment_ids": np.zeros_like(KEPT)}
+    model = models.BertTextClassifier(backbone=backbone, num_classes=CLASSES, dropout=0.0)
+    return compiled(model), {"x": x, "y": KINDS}
+
+
+def gemma(layers: int = 2, width: int = 8, **options: Any) -> Any:
+    from keras_hub import models
+
+    backbone = models.GemmaBackbone(
+        vocabulary_size=WORDS, num_layers=layers, num_query_heads=2, num_key_value_heads=1,
+        hidden_dim=width, intermediate_dim=8 * width, head_dim=width // 2, **options,
+    )  # fmt: skip
+    return compiled(models.GemmaCausalLM(backbone=backbone)), TEXT
+
+
+def gemma_lora(**options: Any) -> Any:
+    model, given = gemma(**options)
+    model.backbone.enable_lora(2)
+    return compiled(model), given
+
+
+def gemma_int8(**options: Any) -> Any:
+    model, given = gemma(**options)
+    model.quantize("int8")
+    model.backbone.enable_lora(2)
+    return compiled(model), given
+
+
+def gemma_bfloat16(**options: Any) -> Any:
+    return gemma_lora(dtype="bfloat16", **options)
+
+
+def llama(layers: int = 2, width: int = 8, **options: Any) -> Any:
+    from keras_hub import models
+
+    backbone = models.LlamaBackbone(
+        vocabulary_size=WORDS, num_layers=layers, num_query_heads=2, num_key_value_heads=1,
+        hidden_dim=width, intermediate_dim=4 * width, **options,
+    )  # fmt: skip
+    return compiled(models.LlamaCausalLM(backbone=backbone)), TEXT
+
+
+def vit(layers: int = 2, width: int = 8, size: int = 16, **options: Any) -> Any:
+    from keras_hub import models
+
+    backbone = models.ViTBackbone(
+        image_shape=(size, size, 3), patch_size=4, num_layers=layers, num_heads=2,
+        hidden_dim=width, mlp_dim=4 * width, **options,
+    )  # fmt: skip
+    model = models.ViTImageClassifier(backbone=backbone, num_classes=CLASSES)
+    return compiled(model), {"x": IMAGES, "y": KINDS}
+
+
+def resnet(width: int = 64, size: int = 16, **options: Any) -> Any:
+    from keras_hub import models
+
+    backbone = models.ResNetBackbone(
+        input_conv_filters=[width], input_conv_kernel_sizes=[3],
+        stackwise_num_filters=[width, 2 * width], stackwise_num_blocks=[2, 2],
+        stackwise_num_strides=[1, 2], block_type="basic_block", image_shape=(size, size, 3),
+        **options,
+    )  # fmt: skip
+    model = models.ResNetImageClassifier(backbone=backbone, num_classes=CLASSES)
+    return compiled(model, 0.001), {"x": IMAGES, "y": KINDS}
+
+
+def transfer(size: int = 32, trained: bool = False, alpha: float = 0.35) -> Any:
+    """Put layers on a base that is frozen, or trained in a second phase, as Keras's guide does."""
+    import keras
+    from keras import layers
+
+    shape = (size, size, 3)
+    base = keras.applications.MobileNetV2(shape, alpha, include_top=False, weights=None)
+    base.trainable = trained
+    given = keras.Input(shape)
+    x = base(layers.Rescaling(0.5)(given), training=False)
+    x = layers.Dropout(0.0)(layers.GlobalAveragePooling2D()(x))
+    model = keras.Model(given, layers.Dense(CLASSES)(x))
+    images = np.random.default_rng(0).normal(size=(SIZE, *shape))
+    return compiled(model, 0.001), {"x": images, "y": KINDS}
+
+
+def transfer_trained(**options: Any) -> Any:
+    return transfer(trained=True, **options)
+
+
+CASES = {each.__name__: each for each in (
+    gpt2, bert, gemma, gemma_lora, gemma_int8, gemma_bfloat16, llama, vit, resnet, transfer,
+    transfer_trained,
+)}  # fmt: skip

@@ -1,0 +1,296 @@
+"""What `fit` compiles with XLA on each device: equal to one device, with few operations left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fit_models
+from conftest import ROOT, clean
+from fit_models import X, Y
+from mgpu_helpers import fit
+from mgpu_helpers.fit import _islands
+from mgpu_helpers.fit._islands import Compiled
+
+SEQUENCES = np.random.default_rng(1).normal(size=(27, 5, 4))
+
+
+@pytest.fixture
+def made(monkeypatch) -> Iterator[list[Compiled]]:
+    """Keep the functions that are compiled in a test."""
+    kept: list[Compiled] = []
+    monkeypatch.setattr(_islands, "Compiled", lambda *of: kept.append(Compiled(*of)) or kept[-1])
+    yield kept
+
+
+def of_training(made: list[Compiled]) -> Any:
+    """Give what was made of a step of training: that with the most operations."""
+    return max((each.islands for each in made), key=lambda each: sum(n for _, n in each.sizes))
+
+
+def started(islands: Any) -> int:
+    """Count the operations that a step starts, but those that compute nothing."""
+    idle = ("ReadVariableOp", "AssignVariableOp", "Identity", "Iterator", "Optional", "Slice")
+    alone = {k: n for k, n in islands.alone.items() if not any(each in k for each in idle)}
+    return len(islands.sizes) + sum(alone.values())
+
+
+def results(make: Callable[[], Any], plan: Any, way: str, compiled: bool, data: Any) -> list[Any]:
+    """Train and use a model that is made in a scope or laid out, compiled by XLA or not."""
+    import keras
+    import tensorflow as tf
+
+    keras.utils.set_random_seed(0)
+    devices = getattr(plan, "devices", plan)
+    with fit.strategy(devices).scope() if way == "strategy" else tf.device(devices[0]):
+        model = make()
+    if way == "shares":
+        fit.use(model, devices)
+    model.jit_compile = compiled
+    x, y = data
+    seen = model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
+    tried = model.evaluate(x, y, batch_size=10, verbose=0)
+    one = model.train_on_batch(x[:8], y[:8])
+    return [*seen.values(), tried, one, model.predict(x, batch_size=10, verbose=0),
+            model.predict_on_batch(x[:3]), *(v.numpy() for v in model.variables)]  # fmt: skip
+
+
+def same(make: Callable[[], Any], plan: Any, way: str, near: float = 1e-11, data: Any = (X, Y)):
+    wanted = results(make, plan, way, False, data)
+    for a, b in zip(results(make, plan, way, True, data), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=near, atol=near)
+
+
+def sequential(*inside: Any, **compiled: Any) -> Callable[[], Any]:
+    """Make what makes a model with layers in its middle."""
+
+    def make() -> Any:
+        import keras
+
+        layers = [each() for each in inside]
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "tanh"), *layers,
+                                  keras.layers.Dense(3, dtype=keras.config.floatx())])  # fmt: skip
+        model.compile("adam", fit_models.cross(), metrics=["accuracy"], **compiled)
+        return model
+
+    return make
+
+
+def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, made):
+    """Reading and writing variables beside; a replica: up to the gradients, and the update."""
+    make = sequential()
+    same(make, plan.devices[:1], "shares")
+    assert len(of_training(made).sizes) == 1
+    made.clear()
+    same(make, plan, "strategy")
+    assert [where for where, _ in of_training(made).sizes] == [*plan.devices] * 2
+    assert started(of_training(made)) <= 13 * len(plan)  # most for the sizes of shares
+
+
+def test_replicas_that_compute_the_same_share_a_function(keras, plan, made):
+    """Although each takes another part of the batch."""
+    with fit.strategy(plan).scope():
+        model = fit_models.dense(jit_compile=True)
+    model.predict(X[:16], batch_size=8, verbose=0)
+    (islands,) = [each.islands for each in made if each.islands.sizes]
+    assert [where for where, _ in islands.sizes] == [*plan.devices]
+    assert len(islands.functions) == 1
+
+
+@pytest.mark.parametrize("way", ["strategy", "shares"])
+def test_loops_are_compiled_or_run_between(keras, plan, double, made, way):
+    """A strategy's are within a function where a graph knows the batch's size, as in its
+    train_on_batch; rows meet between the loops forward and back."""
+
+    def make() -> Any:
+        model = keras.Sequential([
+            keras.Input((5, 4)), keras.layers.LSTM(6), keras.layers.Dense(3)
+        ])  # fmt: skip
+        model.compile("adam", fit_models.cross(), metrics=["accuracy"])
+        return model
+
+    same(make, plan, way, data=(SEQUENCES, Y))
+    loops = [each.islands.alone["StatelessWhile"] for each in made if len(each.islands.sizes) > 3]
+    assert (min(loops) == 0) == (way == "strategy") and max(loops) > 0
+
+
+def test_half_precision_scales_and_skips_as_without(keras, tf, plan, made):
+    with fit_models.policy("mixed_float16"):
+        make = sequential()
+        same(make, plan, "strategy", 1e-3, (X.astype("f"), Y))
+        assert of_training(made).sizes
+
+
+def test_several_steps_in_one_call(keras, plan, double, made):
+    same(sequential(steps_per_execution=2), plan, "shares")
+    assert not {"MatMul", "Tanh"} & of_training(made).alone.keys()
+
+
+class Calls:
+    """Layers with what XLA does not know, or knows already."""
+
+    @staticmethod
+    def numpy() -> Any:
+        import keras
+        import tensorflow as tf
+
+        class Doubled(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                y = tf.numpy_function(lambda a: 2 * a, [tf.stop_gradient(x)], x.dtype)
+                return x + tf.ensure_shape(y, x.shape)
+
+        return Doubled()
+
+    @staticmethod
+    def compiled() -> Any:
+        import keras
+        import tensorflow as tf
+
+        return keras.layers.Lambda(tf.function(lambda x: tf.sin(x), jit_compile=True))
+
+
+@pytest.mark.parametrize("way", ["shares", "strategy"])
+@pytest.mark.parametrize("inside, said", [("numpy", ["PyFunc"]), ("compiled", [])])
+def test_what_xla_does_not_know_runs_between_and_is_named(
+    keras, plan, double, way, inside, said
+):
+    make = sequential(getattr(Calls, inside))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        same(make, plan, way)
+    told = [str(each.message) for each in caught if "XLA has no" in str(each.message)]
+    assert all(kind in told[0] for kind in said) and bool(told) == bool(said)
+
+
+def test_data_of_open_lengths_run_without(keras, tf, plan, made):
+    def make() -> Any:
+        model = keras.Sequential([
+            keras.Input((None,), dtype="int32"), keras.layers.Embedding(9, 4),
+            keras.layers.GlobalAveragePooling1D(), keras.layers.Dense(3),
+        ])  # fmt: skip
+        model.compile("sgd", fit_models.cross(), jit_compile=True)
+        return model
+
+    def batches() -> Iterator[Any]:
+        for length in (3, 4, 5):
+            yield np.ones((4, length), "i"), np.ones(4, "i")
+
+    of = tf.TensorSpec((None, None), "int32"), tf.TensorSpec((None,), "int32")
+    data = tf.data.Dataset.from_generator(batches, output_signature=of)
+    model = fit.use(make(), plan)
+    with pytest.warns(UserWarning, match="None, None"):
+        model.fit(data.take(3), verbose=0)
+    assert not any(each.islands.sizes for each in made)
+
+
+def test_a_layout_says_whether_it_is_compiled_whatever_compile_says(keras, plan, made):
+    for asked, wanted in ((True, False), (False, True)):
+        made.clear()
+        model = fit.use(fit_models.dense(jit_compile=asked), plan, compiled=wanted)
+        model.fit(X, Y, verbose=0)
+        assert any(each.islands.sizes for each in made) == wanted
+        assert fit.alone(model).jit_compile == asked
+
+
+def test_a_gradient_through_a_gradient_is_right(keras, tf, plan, double, made):
+    """As of the penalty of a Wasserstein GAN."""
+
+    class Steep(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = keras.layers.Dense(8, "tanh")
+            self.last = keras.layers.Dense(1)
+
+        def call(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+        def train_step(self, data: Any) -> Any:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    given = self(x, training=True)
+                steep = tf.square(inner.gradient(given, x))
+                loss = self.compute_loss(x, y, given) + tf.reduce_mean(steep)
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    def make() -> Any:
+        model = Steep()
+        model(X[:2])
+        model.compile("adam", "mse")
+        return model
+
+    numbers = fit_models.NUMBERS
+    same(make, plan, "strategy", data=(X, numbers))
+    assert "Tanh" not in of_training(made).alone
+
+
+def test_what_runs_twice_is_not_taken_for_the_first_time(keras, tf, plan):
+    """XLA computes once what is written twice, unless it cannot know: three exponentials are."""
+    from mgpu_helpers.fit._islands import Islands
+
+    @tf.function
+    def step(x: Any) -> Any:
+        first = tf.exp(x)
+        with tf.control_dependencies([first]):
+            again = tf.exp(tf.identity(x, name="again"))
+        return tf.reduce_sum(first) * tf.reduce_max(again) + tf.reduce_min(tf.exp(x))
+
+    concrete = step.get_concrete_function(tf.TensorSpec([4], "float32"))
+    islands = Islands(["/CPU:0"])
+    given = tf.constant([1.0, 2.0, 3.0, 4.0])
+    run = tf.function(lambda x: islands.made_of(concrete.graph, [x])[0], autograph=False)
+    np.testing.assert_allclose(run(given), step(given), rtol=1e-6)
+    (function,) = islands.functions.values()
+    text = function.experimental_get_compiler_ir(given)(stage="hlo")
+    assert "opt-barrier" in text
+
+
+@pytest.mark.thorough
+def test_a_mobilenet_starts_few_operations(keras, plan, made):
+    """Of 52 synchronized BatchNormalizations each adds up twice; without there are two parts."""
+    for synchronized, most in ((False, 12), (True, 600)):
+        made.clear()
+        with fit.strategy(plan, synchronized=synchronized).scope():
+            model = keras.applications.MobileNetV2((32, 32, 3), 0.35, weights=None, classes=3)
+            model.compile("adam", "sparse_categorical_crossentropy", jit_compile=True)
+        images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("f")
+        model.fit(images, np.arange(8) % 3, batch_size=8, verbose=0)
+        assert started(of_training(made)) <= most * len(plan)
+
+
+def test_two_workers_are_compiled_each(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+import numpy as np, keras, sys
+from mgpu_helpers import fit
+from mgpu_helpers.fit import _islands
+made, Compiled = [], _islands.Compiled
+_islands.Compiled = lambda *of: made.append(Compiled(*of)) or made[-1]
+with fit.strategy().scope():
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("sgd", "mse", jit_compile=sys.argv[1] == "1")
+x = np.linspace(0, 1, 120).reshape(20, 6)
+seen = model.fit(x, x[:, :3], batch_size=10, epochs=2, shuffle=False, verbose=0).history["loss"]
+print("seen", *(f"{value:.6f}" for value in seen), sum(len(each.islands.sizes) for each in made))
+""")
+    seen = []
+    for asked in ("0", "1"):
+        command = ["-m", "mgpu_helpers", "cluster", "--workers", "2", script, "--", asked]
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=tmp_path,
+            env=clean(MGPU_MODE="cores", PYTHONPATH=str(ROOT / "src")),
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        seen.append(next(x for x in done.stdout.splitlines() if "seen" in x).split()[-3:])
+    assert seen[0][:2] == seen[1][:2] and seen[0][2] == "0" and int(seen[1][2]) >= 2

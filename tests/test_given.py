@@ -1,0 +1,314 @@
+"""What a step is given where inputs have open sizes; models that are fine-tuned, or too large."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from conftest import run_python
+from mgpu_helpers import memory, scaling, trace
+from mgpu_helpers.__main__ import main
+
+WORDS = 300
+
+
+@pytest.fixture(scope="module")
+def text(keras):
+    """Make a small language model of two named inputs, whose length is open."""
+    return language_model(keras)
+
+
+def language_model(keras, length=None):
+    layers = keras.layers
+    ids = keras.Input((length,), dtype="int32", name="ids")
+    mask = keras.Input((length,), dtype="int32", name="mask")
+    x = layers.Embedding(WORDS, 32)(ids) * keras.ops.cast(mask, "float32")[..., None]
+    x = x + layers.MultiHeadAttention(2, 16)(x, x, use_causal_mask=True)
+    model = keras.Model({"ids": ids, "mask": mask}, layers.Dense(WORDS)(x), name="text")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def sentences(batch, length, weights=True):
+    ids = np.random.default_rng(0).integers(0, WORDS, (batch, length)).astype("int32")
+    x = {"ids": ids, "mask": np.ones_like(ids)}
+    return (x, ids, np.ones(ids.shape, "f")) if weights else (x, ids)
+
+
+def traced(plan, model, data):
+    """Give what a traced step held at its peak, with all that lies there."""
+    import tensorflow as tf
+
+    with tf.device(plan.devices[0]):
+        peak = trace.fit_step(model, data).peak(plan.devices[0], scratch=False)
+    there = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    there = {id(v): v for v in there}.values()
+    return peak + sum(v.value.dtype.size * v.shape.num_elements() for v in there)
+
+
+def test_data_as_fit_takes_them_say_all_sizes(tf, keras, plan, text):
+    data = sentences(16, 48)
+    found = memory.predict(text, data)
+    assert found.low <= traced(plan, text, data) <= found.high
+    assert found.took == "ids 48, mask 48, labels 48, sample weights 48" and found.batch == 16
+    assert repr(found).endswith(f"\nan example has {found.took}")
+
+    class Sequence(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, i):
+            return data
+
+    dataset = tf.data.Dataset.from_tensor_slices(data).batch(16)
+    specs = keras.tree.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), data)
+    for other in (dataset, Sequence(), specs):
+        assert memory.predict(text, other) == found
+    short = memory.predict(text, 8, length=dataset)  # of as many examples as were asked for
+    assert (short.batch, short.took) == (8, found.took) and short.total < found.total
+
+
+def test_a_length_is_what_all_open_sizes_are(keras, text):
+    found = memory.predict(text, 16, length=48)
+    assert found.total == pytest.approx(memory.predict(text, sentences(16, 48)).total, rel=0.02)
+    assert found.took == "ids 48, mask 48"
+    most = memory.fits(text, found.high, length=48)
+    assert memory.predict(text, most, length=48).high <= found.high and most >= 16
+    short, long = (scaling.Workload.of(text, length=n) for n in (16, 64))
+    assert 4 * short.flops < long.flops and long.name == "text ids 64, mask 64"
+
+
+@pytest.mark.parametrize("kind", ["images", "recurrent"])
+def test_other_models_of_open_sizes_are_counted_as_they_are_traced(tf, keras, plan, kind):
+    layers, images = keras.layers, kind == "images"
+    with tf.device(plan.devices[0]):
+        if images:
+            given, shape = keras.Input((None, None, 3)), (8, 40, 60, 3)
+            x = layers.Conv2D(16, 3, activation="relu")(layers.Conv2D(16, 3)(given))
+            x = layers.GlobalAveragePooling2D()(x)
+        else:
+            given, shape = keras.Input((None, 16)), (32, 40, 16)
+            x = layers.LSTM(64)(given)
+        model = keras.Model(given, layers.Dense(2)(x))
+    model.compile("adam", "mse")
+    data = np.ones(shape, "f"), np.ones((shape[0], 2), "f")
+    found = memory.predict(model, data)
+    assert found.low <= traced(plan, model, data) <= found.high
+    assert found.took == ("x 40x60x3, labels 2" if images else "x 40x16, labels 2")
+    square = memory.predict(model, shape[0], length=40).total
+    assert square < found.total if images else square == found.total
+
+
+def test_strings_are_taken_by_what_prepares_them(keras, text):
+    """As the tasks of KerasHub are given to fit, and to `trace.fit_step`."""
+    class Task(keras.Model):
+        def preprocess_samples(self, x, y=None, sample_weight=None):
+            return sentences(len(x), 24)
+
+    task = Task(text.inputs, text.outputs)
+    task.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    data = (np.array(["one", "two"]),)
+    assert memory.predict(task, data).took == memory.predict(text, sentences(2, 24)).took
+    assert trace.fit_step(task, data).ops
+
+
+def test_a_plan_for_several_lengths_shows_how_each_way_grows(keras, text):
+    budget = memory.predict(text, 16, length=32).high
+    found = memory.plan(text, 16, 2, budget, length=[64, 16, 32])
+    assert [*found.shorter] == [16, 32]
+    closed = memory.plan(language_model(keras, 64), 16, 2, budget)
+    for way, other in zip(found.ways, closed.ways, strict=True):
+        assert (way.name, way.held, way.high) == (other.name, other.held, other.high)
+        assert (way.crossing, way.work) == (other.crossing, other.work)
+    for length, ways in found.shorter.items():
+        alone = memory.predict(text, 16, length=length)
+        assert ways[0].held == pytest.approx(alone.total, rel=0.05)
+        assert [way.layout for way in ways] == [way.layout for way in found.ways]
+        assert all(a.held < b.held for a, b in zip(ways, found.ways, strict=True))
+    lines = repr(found).splitlines()
+    assert re.search("about +at 16 +at 32 +fits", lines[1]) and "to 32" in lines[2]
+    assert "An example has ids 64, mask 64." in lines
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda m: memory.predict(m, 8), "give length=…"),
+    (lambda m: memory.plan(m, 8, 2), "give length=…"),
+    (lambda m: memory.fits(m, 1e9), "give length=…"),
+    (lambda m: scaling.Workload.of(m), "give length=…"),
+    (lambda m: memory.predict(m, 8, length=0), "length=0"),
+    (lambda m: memory.predict(m, sentences(8, 16), length=8), "leave it out"),
+    (lambda m: memory.predict(m, (np.zeros((8, 4), "i"), np.zeros(8))), r"ids|\(8, 4\)"),
+    (lambda m: memory.predict(m, ({"ids": np.zeros((8, 4, 2)), "mask": np.zeros((8, 4))},)),
+     r"takes inputs of shape \(None, None\), \(None, None\), .* has \(8, 4, 2\), \(8, 4\)"),
+    (lambda m: memory.predict(m, sentences(8, 16)[0]), "as a tuple"),
+    (lambda m: memory.predict(m, [16, 32]), "no batch"),
+    (lambda m: memory.predict(m, (sentences(8, 16)[0], np.zeros((4, 16)))), "as many examples"),
+    (lambda m: memory.predict(m, []), "0 batches"),
+])  # fmt: skip
+def test_what_says_no_sizes_is_refused_with_the_remedy(text, call, said):
+    with pytest.raises((ValueError, TypeError), match=said) as raised:
+        call(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_model_or_has_no_weights_is_refused_first(keras):
+    with pytest.raises(TypeError, match="not a Keras model"):
+        memory.predict(print, 8)
+    with pytest.raises(ValueError, match="no weights yet"):
+        memory.fits(keras.Sequential([keras.layers.Dense(2)]), 1e9)
+
+
+def test_a_length_beside_sizes_that_are_known_is_refused(keras):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match="nothing is open that length=8 would say"):
+        memory.predict(model, 8, length=8)
+
+
+# Fine-tuned
+
+
+def tuned(keras, kind):
+    """Make a model of large layers, all trained, or with LoRA, on weights of 8 bits or of 32."""
+    given = keras.Input((None,), dtype="int32")
+    words = keras.layers.Embedding(2000, 256)
+    x = words(given)
+    for _ in range(4):
+        x = keras.layers.Dense(256)(keras.layers.Dense(1024, "relu")(x))
+    # As language models have it, the table of words again.
+    logits = keras.ops.matmul(x, keras.ops.transpose(words.embeddings))
+    model = keras.Model(given, logits)
+    if kind != "full":
+        for layer in model.layers[1:]:
+            layer.trainable = False
+            if isinstance(layer, keras.layers.Dense):
+                layer.trainable = True
+                layer.enable_lora(4)
+                layer.bias.trainable = False
+    if kind == "int8":
+        for layer in model.layers:
+            if isinstance(layer, keras.layers.Dense):
+                layer.quantize("int8")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["full", "lora", "int8"])
+def test_what_is_not_trained_has_no_slots_and_no_gradients(tf, keras, plan, kind):
+    with tf.device(plan.devices[0]):
+        model = tuned(keras, kind)
+    x = np.random.default_rng(0).integers(0, 2000, (2, 16))
+    found = memory.predict(model, (x, x))
+    trained = 4 * sum(v.shape.num_elements() for v in model.trainable_variables)
+    assert found.slots == pytest.approx(2 * trained, abs=100) and found.gradients <= 1.6 * trained
+    assert found.low <= traced(plan, model, (x, x)) <= found.high
+    way, *_ = (advice := memory.plan(model, (x, x), budget=1)).ways
+    assert way.held == pytest.approx(found.total, rel=0.1)
+    notes = " ".join(advice.notes)
+    assert ("enable_lora" in notes, "others have no gradients" in notes) == (
+        (True, False) if kind == "full" else (False, True)
+    )
+
+
+def test_int8_keeps_all_kernels_in_float_at_once(keras):
+    """TensorFlow casts them for the way back as soon as a step begins."""
+    lora, small = (memory.predict(tuned(keras, kind), 1, length=4) for kind in ("lora", "int8"))
+    kernels = 8 * 256 * 1024
+    assert small.weights <= lora.weights - 2.9 * kernels
+    assert small.activations >= 0.85 * 4 * kernels  # the first needs no way back
+
+
+# Too large
+
+
+def test_a_model_without_values_is_counted_as_one_with_them(keras):
+    with memory.without_values():
+        without = language_model(keras)
+    model = language_model(keras)
+    assert memory.predict(without, 8, length=16) == memory.predict(model, 8, length=16)
+    ways = [memory.plan(m, 8, 2, length=16).ways for m in (without, model)]
+    assert [way.held for way in ways[0]] == [way.held for way in ways[1]]
+
+
+def test_a_script_builds_what_this_machine_could_not_hold(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import keras, numpy as np\n"
+        "def large():\n"
+        "    layers = keras.Input((None, 100_000)), keras.layers.Dense(1_000_000)\n"
+        "    return keras.Sequential(layers)\n"
+        "def quantized():\n"
+        "    model = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(8)])\n"
+        "    model.quantize('int8')\n"
+        "    return model, (np.zeros((6, 5, 8), 'f'),)\n"
+    )
+    run = ["plan", f"{script}:large", "--budget", "80GB", "--batch", "4", "--length"]
+    assert main([*run, "16", "32"]) == 1
+    out = capsys.readouterr().out
+    assert "the weights alone are 400 GB" in out and "at 16" in out
+    assert main(["plan", f"{script}:quantized"]) == 0
+    assert "6 examples a step" in (out := capsys.readouterr().out) and "has x 5x8" in out
+    assert main(["plan", f"{script}:quantized", "--batch", "3"]) == 0
+    assert "3 examples a step" in capsys.readouterr().out
+
+
+# Of KerasHub
+
+
+HUB = ("gpt2", "bert", "gemma", "gemma-lora", "gemma-int8", "llama")
+
+
+def hub(name):
+    """Make a small model of KerasHub with its own class, and a batch of it."""
+    import keras
+    import keras_hub.models as of
+
+    keras.utils.set_random_seed(0)
+    sizes = {"vocabulary_size": 500, "num_layers": 2, "hidden_dim": 64, "intermediate_dim": 256}
+    kind, _, more = name.partition("-")
+    x, y, weights = sentences(4, 32)
+    x = {"token_ids": x["ids"], "padding_mask": x["mask"]}
+    if kind == "bert":
+        model = of.BertTextClassifier(of.BertBackbone(num_heads=2, **sizes), num_classes=3)
+        x, y, weights = {**x, "segment_ids": 0 * x["token_ids"]}, y[:, 0] % 3, weights[:, 0]
+    elif kind == "gpt2":
+        model = of.GPT2CausalLM(of.GPT2Backbone(num_heads=2, **sizes))
+    elif kind == "llama":
+        heads = {"num_query_heads": 2, "num_key_value_heads": 1}
+        model = of.LlamaCausalLM(of.LlamaBackbone(**heads, **sizes))
+    else:
+        heads = {"num_query_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
+        model = of.GemmaCausalLM(of.GemmaBackbone(**heads, **sizes))
+        if more:
+            model.backbone.enable_lora(4)
+        if more == "int8":
+            model.quantize("int8")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model, (x, y, weights)
+
+
+@pytest.mark.parametrize("name", [
+    name if name == "gemma-lora" else pytest.param(name, marks=pytest.mark.thorough) for name in HUB
+])  # fmt: skip
+def test_models_of_kerashub_are_counted_as_they_are_traced(tf, plan, name):
+    pytest.importorskip("keras_hub")
+    with tf.device(plan.devices[0]):
+        model, data = hub(name)
+    found = memory.predict(model, data)
+    assert found.low <= traced(plan, model, data) <= found.high
+    assert memory.predict(model, 4, length=32).total == pytest.approx(found.total, rel=0.02)
+
+
+def test_a_process_counts_a_model_of_two_billion_weights_in_little_memory():
+    """Of a Dense layer for each of Gemma 2B's kernels; what all of it takes is in the docs."""
+    run_python(
+        "import resource, keras\n"
+        "from mgpu_helpers import memory\n"
+        "with memory.without_values():\n"
+        "    layers = [keras.layers.Dense(n) for _ in range(18) for n in (32768, 2048)]\n"
+        "    model = keras.Sequential([keras.Input((None, 2048)), *layers])\n"
+        "assert memory.predict(model, 4, length=512).weights > 9e9\n"
+        "assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2e6\n",
+        MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1",
+    )  # fmt: skip

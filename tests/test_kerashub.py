@@ -1,0 +1,274 @@
+"""Models as people have them, in every way of `fit.use`, against `fit` on one device.
+
+KerasHub's own classes in small, with weights that are drawn, and transfer learning as Keras's guide
+writes it. Of each model one case is in `make test`, and `make thorough` has the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fit_models
+import hub_models
+from conftest import run_python
+from fit_models import places
+from mgpu_helpers import fit, trace
+from mgpu_helpers._layers import LayerGraph
+from mgpu_helpers.fit.layout import Layout
+
+pytest.importorskip(
+    "keras_hub", reason="KerasHub is not installed: `make env` installs it.", exc_type=ImportError
+)
+
+# How near a model comes: Gemma and Llama compute a part in float32, whatever the policy.
+HALVES = {"gemma_int8": 1e-4, "gemma_bfloat16": 2e-2}
+NEAR = {"gemma": 1e-5, "gemma_lora": 1e-5, "llama": 1e-5} | HALVES
+WAYS: dict[str, dict[str, Any]] = {
+    "rows": {}, "pieces": {"pieces": 2}, "recompute": {"recompute": True}, "stages": {"stages": 2},
+    "stages in pieces": {"stages": 2, "pieces": 3}, "owners": {"state": "owners"},
+    "host": {"state": "host"},
+}  # fmt: skip
+WHERE_IT_IS = ("pieces", "recompute")
+QUICK = {
+    "gpt2": "stages in pieces", "bert": "recompute", "gemma": "stages", "gemma_lora": "recompute",
+    "gemma_int8": "rows", "gemma_bfloat16": "pieces", "llama": "owners", "vit": "pieces",
+    "resnet": "rows", "transfer": "stages",
+}  # fmt: skip
+# A BatchNormalization normalizes by its piece: pieces train something else, and say so.
+PIECES = [case for case in hub_models.CASES if not case.startswith(("resnet", "transfer"))]
+
+
+def trained(case: str, change: Any, whole: bool, **size: int) -> list[Any]:
+    """Fit a case, changed after it is made: its history, and its predictions and weights."""
+    import keras
+
+    with contextlib.nullcontext() if case in HALVES else fit_models.double():
+        keras.utils.set_random_seed(0)
+        model, given = hub_models.CASES[case](**size)
+        flags = [v.trainable for v in model.variables]
+        change(model)
+        asked = {"batch_size": 6, "verbose": 0, "shuffle": False}
+        seen = model.fit(**given, **asked, epochs=2 if whole else 1).history
+        found = []
+        if whole:
+            batch = {"batch_size": 6, "verbose": 0}
+            tried = model.evaluate(**given, **batch, return_dict=True)
+            seen |= {f"tried {name}": [value] for name, value in tried.items()}
+            found = [model.predict(given["x"], **batch)]
+        assert [v.trainable for v in fit.alone(model).variables] == flags
+    return [seen, [*found, *(np.asarray(v.numpy(), "d") for v in model.weights)]]
+
+
+@functools.cache
+def alone(case: str, whole: bool, **size: int) -> list[Any]:
+    return trained(case, lambda model: None, whole, **size)
+
+
+def keeps(case: str, devices: Any, options: dict[str, Any], whole: bool, **size: int) -> None:
+    def change(model: Any) -> None:
+        fit.use(model, devices, **options)
+        if fit.layout(model).staged and case in PIECES and case != "vit":  # which is one layer
+            there = places(v for v in model.weights for _ in range(v.shape.num_elements()))
+            first = sum(place in ("CPU:1", "CPU:3") for place in there)  # of a row, in each row
+            assert 0.25 < first / len(there) < 0.75
+
+    found, wanted = trained(case, change, whole, **size), alone(case, whole, **size)
+    fit_models.near(found, wanted, NEAR.get(case, 1e-10))
+
+
+@pytest.mark.parametrize("case, way", QUICK.items())
+def test_a_pass_is_that_of_one_device(keras, plan, case, way):
+    few = {} if "stages" in way or case not in PIECES else {"layers": 1}
+    keeps(case, None if way in WHERE_IT_IS else plan.devices, WAYS[way], whole=False, **few)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", hub_models.CASES)
+def test_fit_is_that_of_one_device(keras, plan, case, way):
+    """In batches of 6 examples and of 5."""
+    if "pieces" in way and case not in PIECES:
+        pytest.skip("its statistics are those of a piece")
+    keeps(case, None if way in WHERE_IT_IS else plan.devices, WAYS[way], whole=True)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", hub_models.CASES)
+def test_rows_of_stages_are_one_device(case):
+    options = {"stages": 2}
+    if case in PIECES:
+        options |= {"pieces": 2, "recompute": True, "state": "owners"}
+    run_python(f"""
+        import test_kerashub
+        from mgpu_helpers import devices
+        test_kerashub.keeps({case!r}, devices.setup(4).devices, {options}, True)
+    """.replace("\n        ", "\n"), timeout=900, MGPU_MODE="cores")  # fmt: skip
+
+
+def test_stages_begin_at_layers_of_the_model_inside(keras, plan):
+    model, _ = hub_models.gemma()
+    name = model.backbone.name
+    begin = [fit.use(model, plan, stages=[each]) and [*places(model.backbone.weights)]
+             for each in (f"{name}/decoder_block_1", "decoder_block_1")]  # fmt: skip
+    assert begin[0] == begin[1] and {*begin[0]} == {"CPU:1", "CPU:2"}
+    assert {*places(model.backbone.get_layer("decoder_block_1").weights)} == {"CPU:2"}
+    assert {*places(model.backbone.token_embedding.weights)} == {"CPU:1"}  # which both use
+    with pytest.raises(ValueError, match=f"decoder_block_9.*{name}/decoder_block_1"):
+        fit.use(model, plan, stages=["decoder_block_9"])
+
+
+def test_a_name_that_two_inner_models_have_is_asked_for_in_full(keras, plan):
+    inner = [keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, name=n) for n in "ab")],
+                              name=name) for name in ("left", "right")]  # fmt: skip
+    model = keras.Sequential([keras.Input((4,)), *inner])
+    for options in ({"stages": ["b"]}, {"recompute": ["b"]}):
+        with pytest.raises(ValueError, match="'b' in 2 models: .*left/b or right/b"):
+            fit.use(model, plan, **options)
+    fit.use(model, plan, stages=["right/b"])
+    assert places(model.weights) == ["CPU:1"] * 6 + ["CPU:2"] * 2
+
+
+def test_a_base_that_is_called_twice_is_in_two_stages(keras, plan, double):
+    """Its weights are where they are first used, and both stages compute with them."""
+
+    def fitted(layout):
+        keras.utils.set_random_seed(0)
+        dense = [keras.layers.Dense(6, "tanh", name=n) for n in "ab"]
+        base = keras.Sequential([keras.Input((6,)), *dense], name="base")
+        given = keras.Input((6,))
+        x = base(keras.layers.Dense(6, name="middle")(base(given)))
+        model = keras.Model(given, keras.layers.Dense(3)(x))
+        model.compile("adam", fit_models.cross())
+        if layout:
+            fit.use(model, plan, **layout)
+            in_one = layout["stages"] != ["b"]
+            assert places(base.weights)[2:] == ["CPU:1" if in_one else "CPU:2"] * 2
+        asked = {"batch_size": 10, "verbose": 0, "shuffle": False}
+        return [model.fit(fit_models.X, fit_models.Y, **asked).history, model.get_weights()]
+
+    wanted = fitted(None)
+    for layout in ({"stages": ["middle"]}, {"stages": 2, "pieces": 3}, {"stages": ["b"]}):
+        fit_models.near(fitted(layout), wanted, 1e-12)
+
+
+@pytest.mark.parametrize("given_it", [False, True])
+def test_a_mask_goes_into_the_model_inside(keras, plan, double, given_it):
+    """It is of the inputs, or given with them, and the layers inside are still stages."""
+
+    def fitted(options):
+        keras.utils.set_random_seed(0)
+        block = [keras.layers.Dense(4, "tanh", name=n) for n in "ab"]
+        inner = keras.Sequential([keras.Input((5, 4)), *block], name="inner")
+        given = keras.Input((5,), dtype="int32")
+        x = keras.layers.Embedding(9, 4, mask_zero=not given_it)(given)
+        x = inner(x, mask=keras.ops.not_equal(given, 3)) if given_it else inner(x)
+        model = keras.Model(given, keras.layers.Dense(3)(x))
+        model.compile("adam", fit_models.cross())
+        assert "inner/b" in LayerGraph(model).names()
+        if options:
+            fit.use(model, plan, **options)
+        asked = {"batch_size": 10, "verbose": 0, "shuffle": False}
+        seen = model.fit(fit_models.TOKENS, fit_models.TAGS, **asked).history
+        return [seen, model.get_weights()]
+
+    wanted = fitted({})
+    for options in ({"stages": ["inner/b"]}, {"recompute": True}, {"stages": 2, "pieces": 2}):
+        fit_models.near(fitted(options), wanted, 1e-12)
+
+
+@pytest.mark.thorough
+def test_it_is_to_keras_what_it_was(keras, plan, tmp_path):
+    """It writes sentences, its LoRA weights and a preset, and is loaded from them."""
+    import keras_hub
+
+    found = []
+    for laid in (False, True):
+        keras.utils.set_random_seed(0)
+        model, given = hub_models.gemma_lora()
+        if laid:
+            fit.use(model, plan, stages=2)
+        model.fit(**given, batch_size=6, verbose=0, shuffle=False)
+        prompt = {name: x[:2] for name, x in given["x"].items()}
+        text = model.generate(prompt, stop_token_ids=None)["token_ids"]
+        model.backbone.save_lora_weights(tmp_path / f"{laid}.lora.h5")
+        model.save_to_preset(str(tmp_path / f"{laid}"))
+        again = keras_hub.models.GemmaCausalLM.from_preset(str(tmp_path / f"{laid}"))
+        other, _ = hub_models.gemma_lora()
+        other.backbone.load_lora_weights(tmp_path / f"{laid}.lora.h5")
+        lora = [v.numpy() for v in other.backbone.weights if "lora" in v.name]
+        assert model.backbone.get_layer("decoder_block_0").quantization_mode is None
+        found.append([np.array(text), *again.get_weights(), *lora])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_an_option_without_effect_says_so(keras, plan):
+    """And what would have one; nothing is said of options that help, or of small models."""
+
+    def said(case, options, devices=None, **size):
+        model, _ = hub_models.CASES[case](**size)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit.use(model, devices, **options)
+        return [str(each.message) for each in caught]
+
+    (vit,) = said("vit", {"recompute": True}, width=64, size=32)
+    assert "vit_encoder" in vit and "98%" in vit and "pieces=4 would hold" in vit
+    (stage,) = said("vit", {"stages": 2}, plan, width=64, size=32)
+    assert "stage 1 of 2" in stage and "vit_encoder" in stage
+    (frozen,) = said("transfer", {"recompute": True}, size=64)
+    assert "frozen" in frozen and "pieces=4 would hold" in frozen
+    (lora,) = said("gemma_lora", {"state": "owners"}, plan, width=256)
+    assert "state='owners' saves" in lora
+    (late,) = said("gemma", {"stages": ["final_normalization"]}, plan, layers=4, width=64)
+    assert "stage 2 of 2" in late and "decoder_block_2'] the poorest" in late
+    assert not said("gemma", {"recompute": True}, layers=4, width=64)
+    assert not said("gemma", {"stages": 2}, plan, layers=4, width=64)
+    assert not said("vit", {"recompute": True})
+
+
+def peaks(plan: Any, model: Any, batch: Any, layout: Layout) -> list[float]:
+    fit.use(model, layout)
+    step = trace.fit_step(model, batch)
+    return [step.peak(device) for device in layout.devices]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", ["gemma", "transfer_trained"])
+def test_recompute_and_stages_hold_half(keras, plan, case):
+    random, first = np.random.default_rng(0), plan.devices[:1]
+    if case == "gemma":
+        words = random.integers(1, hub_models.WORDS, (16, 65))
+        x = {"token_ids": words[:, :-1], "padding_mask": np.ones((16, 64), "int32")}
+        model, batch = hub_models.gemma(8, 64)[0], (x, words[:, 1:])
+    else:
+        model = hub_models.transfer_trained(size=64)[0]
+        batch = random.normal(size=(16, 64, 64, 3)).astype("f"), random.integers(0, 3, 16)
+    (whole,) = peaks(plan, model, batch, Layout(first))
+    (again,) = peaks(plan, model, batch, Layout(first, recompute=True))
+    assert again <= (0.5 if case == "gemma" else 0.6) * whole
+    if case == "gemma":
+        each = peaks(plan, model, batch, Layout(plan.devices, stages=2))
+        assert all(0.4 * whole <= held <= 0.6 * whole for held in each)
+        weights = places(v for v in model.weights for _ in range(v.shape.num_elements()))
+        assert 0.4 <= weights.count("CPU:1") / len(weights) <= 0.6
+
+
+def test_a_trace_has_the_layers_of_the_model_inside(keras, plan):
+    """By a depth, as `fit.use` names them, also in stages and where they run twice."""
+    model, given = hub_models.gemma()
+    batch = given["x"], given["y"], given["sample_weight"]
+    wanted = {f"{model.backbone.name}/decoder_block_{i}" for i in range(2)}
+    for options in ({}, {"recompute": ["decoder_block_1"]}, {"stages": 2}):
+        step = trace.fit_step(fit.use(model, plan if options else None, **options), batch)
+        found = {row.name: row for row in step.top(None, by="layer", depth=2).rows}
+        assert wanted <= found.keys() and not any(name.startswith("decoder") for name in found)
+        assert model.backbone.name in {row.name for row in step.top(None, by="layer").rows}
+        if "stages" in options:
+            assert [found[name].devices for name in sorted(wanted)] == [(d,) for d in plan.devices]
