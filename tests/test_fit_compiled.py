@@ -254,6 +254,43 @@ def test_what_runs_twice_is_not_taken_for_the_first_time(keras, tf, plan):
     assert "opt-barrier" in text
 
 
+def test_what_waits_for_a_part_of_an_island_waits_for_the_island(tf, plan):
+    """Also for what the island gives nobody: so devices keep to the order of a schedule."""
+    first, second = plan.devices
+
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.device(first):
+            made = tf.exp(tf.tanh(tf.sin(x)))
+        with tf.device(second), tf.control_dependencies([made.op.inputs[0].op]):
+            other = tf.math.asin(tf.reduce_max(x) * 0.1)
+        return made, other
+
+    graph = step.get_concrete_function(tf.TensorSpec([4], "float32")).graph
+    islands = _islands.Islands([first])
+    run = tf.function(lambda x: islands.made_of(graph, [x]), autograph=False)
+    made = run.get_concrete_function(tf.TensorSpec([4])).graph
+    ops = {op.type: op for op in made.get_operations() if op.control_inputs or op.type[0] == "P"}
+    assert [where for where, _ in islands.sizes] == [first]
+    assert ops["Max"].control_inputs == [ops["PartitionedCall"]]
+
+
+def test_a_variable_that_is_given_twice_is_one(tf):
+    """What is assigned by one handle is read by the other."""
+    kept = tf.Variable(1.0)
+
+    @tf.function
+    def step(one: Any, two: Any) -> Any:
+        tf.raw_ops.AssignVariableOp(resource=one, value=tf.constant(3.0))
+        return tf.raw_ops.ReadVariableOp(resource=two, dtype=tf.float32) * 2
+
+    of = tf.TensorSpec([], "resource")
+    graph = step.get_concrete_function(of, of).graph
+    islands = _islands.Islands(["/CPU:0"])
+    run = tf.function(lambda: islands.made_of(graph, [kept.handle] * 2)[0], autograph=False)
+    assert run().numpy() == 6 and kept.numpy() == 3
+
+
 @pytest.mark.thorough
 def test_a_mobilenet_starts_few_operations(keras, plan, made):
     """Of 52 synchronized BatchNormalizations each adds up twice; without there are two parts."""

@@ -135,12 +135,12 @@ class Islands:
     def made_of(self, graph: Any, given: Sequence[Any]) -> list[Any]:
         """Do in the graph that is traced now what another does, and give what it gives."""
         program = Program()
-        starts = []
+        starts: dict[int, Any] = {}  # of what is given twice one: a handle stands for its variable
         for x, known in zip(given, graph.inputs, strict=True):
             node = Node(GIVEN, device=getattr(x, "device", None) or "")
             node.made, node.value = [x], x.dtype != known.dtype
-            starts.append((node, 0))
-        outputs, _ = program.run(graph, starts)
+            starts.setdefault(id(x), (node, 0))
+        outputs, _ = program.run(graph, [starts[id(x)] for x in given])
         program.finish(outputs)
         if self.devices:
             _place(program.nodes)
@@ -295,6 +295,7 @@ class Islands:
                 x.set_shape(node.op.outputs[i].shape)
         for node in part.nodes:
             node.made = [given.get((node, i)) for i in range(len(node.types))]
+            node.done_by = made[0].op
 
 
 class _Part:
@@ -448,11 +449,10 @@ def _made(value: Any) -> Any:
 
 
 def _operations(node: Node) -> list[Any]:
-    """List what stands in the new graph for a node."""
+    """List what stands in the new graph for a node: what others wait for when they wait for it."""
     if node.constant or node.kind == GIVEN:
         return []
-    made = [getattr(x, "op", x) for x in node.made or () if x is not None]
-    return made[:1]
+    return [node.done_by or getattr(node.made[0], "op", node.made[0])] if node.made else []
 
 
 def _copied(node: Node, inputs: Sequence[Any], device: str | None) -> list[Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit._recompute import AGAIN
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, called, ordered
 
 READ, ASSIGN, GIVEN, CONSTANT = "ReadVariableOp", "AssignVariableOp", "Given", "Const"
@@ -30,7 +31,11 @@ class Node:
     ) -> None:  # fmt: skip
         self.kind, self.inputs, self.device, self.name = kind, [*inputs], device, name
         self.after, self.attributes, self.op = {*after}, dict(attributes or {}), op
+        for value in inputs:  # a constant waits for nothing itself, as each user has its own
+            if value[0].constant:
+                self.after |= value[0].after
         self.made: list[Any] | None = None
+        self.done_by: Any = None  # the operation that calls its island
         self.value = False  # of what is given: whether it stands for the variable that it was of
         self.pure = kind in OURS if op is None else can_compile(op)
 
@@ -220,6 +225,8 @@ def can_compile(op: Any, inside: bool = False) -> bool:
         nested = [each for graph in called(op) for each in graph.get_operations()]
         if op.type in LOOPS and any(map(_grows, called(op)[1].outputs)):
             return False
+        if op.type in LOOPS and any(each.name.endswith(AGAIN) for each in nested):
+            return False  # pieces of other sizes, which XLA cannot tie within a loop
         return "string" not in types and all(can_compile(each, True) for each in nested)
     return not types & {"resource", "string"} and not op.op_def.is_stateful
 
