@@ -3,6 +3,8 @@
 python benchmarks/ranges.py                writes results/ranges.json: three small models
 python benchmarks/ranges.py all            five, and twelve of keras.applications: hours
 python benchmarks/ranges.py VGG16 text     two batches of these
+python benchmarks/ranges.py of FILE ...    writes the card of what was printed by
+    TF_ENABLE_ONEDNN_OPTS=1 python benchmarks/ranges.py child VGG16 text >> FILE     and with 0
 
 Each is traced with oneDNN and without: in `fit`, under `fit.strategy`, and with `fit.use` in
 shares, in pieces and recomputed. What is in the range is what tensors hold; of convolutions
@@ -16,6 +18,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import _cards as results
@@ -37,12 +40,12 @@ def child(names: list[str]) -> None:
         kind = "applications" if name in APPLICATIONS else "small" if names else "few"
         for batch in BATCHES[kind]:
             for row in compared(plan, name, batch):
-                print(json.dumps(row), flush=True)
+                kernels = KINDS[os.environ["TF_ENABLE_ONEDNN_OPTS"]]
+                print(json.dumps({"kernels": kernels, **row}), flush=True)
 
 
-def main() -> None:
-    began, given = time.perf_counter(), sys.argv[1:]
-    names = [*SMALL, *APPLICATIONS] if given == ["all"] else given
+def traced(names: list[str]) -> Iterator[str]:
+    """Give the lines of both children."""
     children = {
         kernels: subprocess.Popen(
             [sys.executable, __file__, "child", *names], text=True, stdout=subprocess.PIPE,
@@ -50,13 +53,20 @@ def main() -> None:
         )
         for option, kernels in KINDS.items()
     }  # fmt: skip
-    rows = []
     for kernels, each in children.items():
         lines = each.communicate()[0].splitlines()
         if each.returncode:
             sys.exit(f"the traces with {kernels} failed: exit status {each.returncode}")
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-        rows += [{"kernels": kernels, **row} for row in found]
+        yield from lines
+
+
+def main() -> None:
+    began, given = time.perf_counter(), sys.argv[1:]
+    if given[:1] == ["of"]:
+        lines = [line for file in given[1:] for line in Path(file).read_text().splitlines()]
+    else:
+        lines = [*traced([*SMALL, *APPLICATIONS] if given == ["all"] else given)]
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
     print(*table([("model", "kernels", "batch", "way", "range", "held", ""), *(
         (row["model"], row["kernels"], str(row["batch"]), row["way"],
          f"{size_text(row['low'])} to {size_text(row['high'])}", size_text(row["held"]),

@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -93,6 +94,20 @@ def driver(tmp_path_factory) -> str:
     return fake_driver.build(tmp_path_factory.mktemp("driver"))
 
 
+def later(*values: Any) -> Any:
+    """Give a case of a table that only `make thorough` runs."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def quick(*chosen: Any, among: Sequence[Any]) -> list[Any]:
+    """Give the cases of a table, of which `make test` runs those chosen and `make thorough` all."""
+    if not {*chosen} <= {*among}:
+        raise ValueError(f"{chosen} are not all among {among}")
+    cases = [each if isinstance(each, tuple) else (each,) for each in among]
+    return [pytest.param(*case) if each in chosen else later(*case)
+            for each, case in zip(among, cases, strict=True)]  # fmt: skip
+
+
 def run_python(
     code: str, *, check: bool = True, timeout: float = 120, imported: bool = True, **env: str
 ):
@@ -140,6 +155,16 @@ def wait_for(true: Callable[[], object], seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < end, "nothing came"
         time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """Let a command that a test calls here listen to signals no longer than the test."""
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,14 @@
 
 "plain" drops out; "inside" does so too, in the scope, where the chief alone saves before another
 pass; "kill" does too, and worker 1 is killed once, or is told to end in "told-worker" and its
-launcher in "told-launcher", as Slurm would at that step; "seeds" gives each worker an order of its
+launcher in "told-launcher", as Slurm would at that step; a third argument, "laid", lays a model
+of no scope out in stages within each worker; "seeds" gives each worker an order of its
 own; "rates" drops nothing out, so that it is the same one on any number of workers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -34,11 +36,13 @@ x, y = random.normal(size=(45, 8)).astype("float32"), random.integers(0, 3, 45)
 strategy = fit.strategy(plan)
 if how == "inside":
     tf.distribute.experimental_set_strategy(strategy)
-with strategy.scope():
+with contextlib.nullcontext() if "laid" in sys.argv else strategy.scope():
     model = keras.Sequential([keras.Input([8]), layers.Dense(16, "relu"),
                               layers.Dropout(0.0 if how == "rates" else 0.3),
                               layers.BatchNormalization(), layers.Dense(3, "softmax")])  # fmt: skip
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+if "laid" in sys.argv:
+    fit.use(model, plan, stages=2)
 
 
 class Kill(keras.callbacks.Callback):

@@ -91,6 +91,55 @@ def llama(layers: int = 2, width: int = 8, **options: Any) -> Any:
     return compiled(models.LlamaCausalLM(backbone=backbone)), TEXT
 
 
+def bart(layers: int = 2, width: int = 8) -> Any:
+    """Read by an encoder, and write by a decoder, from one table of words."""
+    from keras_hub import models
+
+    backbone = models.BartBackbone(
+        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width,
+        intermediate_dim=4 * width, max_sequence_length=64, dropout=0.0,
+    )  # fmt: skip
+    x = {f"{side}_{name}": x for side in ("encoder", "decoder") for name, x in TEXT["x"].items()}
+    return compiled(models.BartSeq2SeqLM(backbone=backbone)), TEXT | {"x": x}
+
+
+def whisper(layers: int = 2, width: int = 8) -> Any:
+    """Write what is heard: sounds go in beside words."""
+    import keras
+    from keras_hub import models
+
+    backbone = models.WhisperBackbone(
+        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width, num_mels=5,
+        intermediate_dim=4 * width, max_encoder_sequence_length=64, dropout=0.0,
+    )  # fmt: skip
+    made = backbone(backbone.input)["decoder_sequence_output"]
+    model = keras.Model(backbone.input, backbone.token_embedding(made, reverse=True))
+    x = {f"decoder_{name}": x for name, x in TEXT["x"].items()}
+    x["encoder_features"] = np.random.default_rng(0).normal(size=(SIZE, 12, 5))
+    return compiled(model), TEXT | {"x": x}
+
+
+def segformer(width: int = 4) -> Any:
+    """Say of each pixel what it is, from features of two sizes."""
+    import keras
+    from keras_hub import models
+
+    encoder = models.MiTBackbone(
+        layerwise_depths=[1, 1], num_layers=2, layerwise_num_heads=[1, 2], max_drop_path_rate=0.0,
+        layerwise_sr_ratios=[2, 1], layerwise_patch_sizes=[3, 3], layerwise_strides=[2, 2],
+        image_shape=(16, 16, 3), hidden_dims=[width, 2 * width],
+    )  # fmt: skip
+    backbone = models.SegFormerBackbone(image_encoder=encoder, projection_filters=8)
+    model = models.SegFormerImageSegmenter(backbone=backbone, num_classes=CLASSES)
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0.0
+    pixels = np.random.default_rng(0).integers(0, CLASSES, (SIZE, 16, 16))
+    model = compiled(model, 0.001)
+    model.compile(model.optimizer, model.loss, metrics=[])  # KerasHub's own is for one-hot labels
+    return model, {"x": IMAGES, "y": pixels}
+
+
 def vit(layers: int = 2, width: int = 8, size: int = 16, **options: Any) -> Any:
     from keras_hub import models
 
@@ -136,6 +185,6 @@ def transfer_trained(**options: Any) -> Any:
 
 
 CASES = {each.__name__: each for each in (
-    gpt2, bert, gemma, gemma_lora, gemma_int8, gemma_bfloat16, llama, vit, resnet, transfer,
-    transfer_trained,
+    gpt2, bert, gemma, gemma_lora, gemma_int8, gemma_bfloat16, llama, bart, whisper, vit, resnet,
+    segformer, transfer, transfer_trained,
 )}  # fmt: skip

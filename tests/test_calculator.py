@@ -19,8 +19,8 @@ pytestmark = pytest.mark.site
 PAGE = ROOT / "build" / "site" / "docs" / "calculator.html"
 SCRIPT = ROOT / "build" / "site" / "_static" / "calculator.js"
 LINKS = [name for name, value in vars(links).items() if isinstance(value, links.Link)]
-FIELDS = ("parameters", "slots", "precision", "batch", "activations", "layers", "between", "pieces",
-          "devices", "budget", "link", "time")  # fmt: skip
+FIELDS = ("parameters", "slots", "precision", "batch", "activations", "longer", "squared", "layers",
+          "between", "pieces", "devices", "budget", "link", "time")  # fmt: skip
 PARTS = ("weights", "gradients", "slots", "activations")
 FORM = "() => Object.fromEntries(new FormData(document.querySelector('#calculator-form form')))"
 SHOWN = """address => {
@@ -57,16 +57,20 @@ def drawn(seed: int) -> dict[str, str]:
         chance.choice([1, 2, 3, 8, 64, 1000]), chance.uniform(1, 200), chance.choice(LINKS),
         f"{10 ** chance.uniform(-2, 4):.6g}",
     ]  # fmt: skip
+    share = random.Random(f"{seed}").choice([0, 0.3])
+    values[5:5] = [random.Random(f"{seed}").choice([1, 0.5, 4]), share * values[4]]
     return dict(zip(FIELDS, map(str, values), strict=True))
 
 
 def on_paper(case: dict[str, str], **others) -> memory.Paper:
-    batch = int(case["batch"])
+    t, size = float(case["longer"]), 1e6 * int(case["batch"])
+    activations, squared = float(case["activations"]), float(case["squared"])
     return memory.on_paper(
         float(case["parameters"].replace(",", "")), int(case["devices"]),
         float(case["budget"]) * 1e9, precision=case["precision"], slots=int(case["slots"]),
-        activations=float(case["activations"]) * 1e6 * batch, layers=int(case["layers"]),
-        between=float(case["between"]) * 1e6 * batch, pieces=int(case["pieces"]),
+        activations=((activations - squared) * t + squared * t**2) * size,
+        layers=int(case["layers"]), between=float(case["between"]) * t * size,
+        pieces=int(case["pieces"]),
         **{"link": getattr(links, case["link"]), "to_host": links.PCIE_3} | others,
     )  # fmt: skip
 
@@ -74,6 +78,7 @@ def on_paper(case: dict[str, str], **others) -> memory.Paper:
 def shares(case: dict[str, str], n: int) -> list[float]:
     """Give the share of computing in a step on n devices, likely and with the link's two ends."""
     likely, computes = getattr(links, case["link"]), float(case["time"]) / 1e3
+    computes *= float(case["longer"])
     each, found = int(case["batch"]) / n, []
     for bandwidth in (likely.bandwidth, likely.low, likely.high):
         link = replace(likely, low=bandwidth, bandwidth=bandwidth, high=bandwidth)
@@ -151,6 +156,7 @@ def test_the_address_holds_what_was_entered(browser, page):  # noqa: F811
     ({"activations": ""}, '"" is not a number from 0 on'),
     ({"time": "1e999"}, '"1e999" is not a number above 0'),
     ({"layers": "0"}, '"1.6" is not possible with 0 layers: give both, or 0 for both.'),
+    ({"squared": "701"}, '"701" is more than the 700 MB of all.'),
     ({"pieces": "64"}, '"64" is more than the 32 examples of a batch.'),
     ({"link": "string"}, 'Link between devices: "" is none of the choices.'),
 ])  # fmt: skip

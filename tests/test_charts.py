@@ -70,7 +70,7 @@ def placed(trace):
     return found
 
 
-def layered(layers, devices=1, towers=False):
+def layered(layers, devices=1, towers=False, net="net_1"):
     """Make the trace of a Keras step with so many layers, in towers or laid over the devices."""
     ops, edges, copies = [], [], []
     for t in range(devices if towers else 1):
@@ -79,7 +79,7 @@ def layered(layers, devices=1, towers=False):
         ops.append((maker, "Placeholder", at, 0.0, 1e-6, 640))
         for i in range(layers):
             device, n = f"/CPU:{1 + (t if towers else i * devices // layers)}", t * layers + i
-            name, start = f"{scope}net_1/layer_{i}_1", 1e-3 * i
+            name, start = f"{scope}{net}/layer_{i}_1", 1e-3 * i
             given, read, run = f"outside_{n}/w", f"{name}/Read", f"{name}/MatMul"
             back, update = f"gradient_tape/{run}_grad", f"adam/mul_{n}"
             ops += [(given, "VarHandleOp", device, 0.0, 1e-6),
@@ -278,7 +278,9 @@ def test_timeline_shows_the_share_and_keeps_overlaps_apart():
 def test_a_timeline_by_layer_makes_one_bar_of_neighbours_and_names_what_has_room():
     ops = [("a_1/x", 0, 20), ("a_1/y", 20, 30), ("long_name_of_a_layer_1/x", 50, 9),
            ("bb_1/x", 60, 30), ("bb_1/y", 99, 1)]  # fmt: skip
-    made = step_of(*((f"net_1/{n}", "Add", "/CPU:1", s / 1e3, e / 1e3) for n, s, e in ops))
+    made, inside = (step_of(*((f"{net}/{n}", "Add", "/CPU:1", s / 1e3, e / 1e3) for n, s, e in ops))
+                    for net in ("net_1", "big_1/net_1"))  # fmt: skip
+    assert labels_of(charts.timeline(inside, by="layer", depth=2)) == ["a", "bb"]
     ax = charts.timeline(made, by="layer")
     shades, *places = zip(*bars_of(ax)[0], strict=True)
     assert places == [(0, 50, 60, 99), (50, 59, 90, 100)]
@@ -445,6 +447,9 @@ def test_a_large_map_keeps_the_largest_and_folds_variables_and_the_rest():
         weight[op.name.rpartition("/")[0]] += op.length / 0.8 + op.bytes / 4e5  # about the totals
     heavy = {re.sub("net_1/(.*)_1", r"\1", name) for name, _ in weight.most_common(12)}
     assert len(heavy - {"adam"}) > 10 and heavy - {"adam"} <= names.keys()
+    inside = boxes_on(charts.placement_map(layered(150, net="big_1/net_1")))
+    own = re.compile("layer").sub
+    assert sorted(own("net/layer", n) for n in names) == sorted(n for _, n, _ in inside)
     fewer = {name for _, name, _ in boxes_on(charts.placement_map(trace, most=6))}
     assert {"variables", "others"} < fewer <= names.keys()
     names = Counter(name for _, name, _ in boxes_on(charts.placement_map(layered(40, 8, True))))

@@ -94,11 +94,13 @@ def test_a_closed_terminal_lets_workers_save():
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "failure"])
-def test_a_child_in_a_process_group_of_its_own_ends_with_its_worker(name):
+def test_a_child_in_a_group_or_session_of_its_own_ends_with_its_worker(name):
     Path("group.py").write_text(
         "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen(['sleep', '60'], preexec_fn=os.setpgrp)\n"
-        "open('new', 'w').write(str(child.pid))\nos.rename('new', '0.ready')\n"
+        "for leaves in os.setpgrp, os.setsid:\n"
+        "    child = subprocess.Popen(['sleep', '60'], preexec_fn=leaves)\n"
+        "    print(child.pid, file=open('new', 'a'))\n"
+        "os.rename('new', '0.ready')\n"
         "time.sleep(60 * (sys.argv[1] != 'failure'))\nsys.exit(1)"
     )
     with launcher("group.py", "--workers", "1", "--", name) as ran:

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import test_cluster
 import test_jobs
 from mgpu_helpers import cluster
+from mgpu_helpers._processes import locks
+from mgpu_helpers.cluster import watch
 from test_cluster import FAKE, ended, launcher, run
 
 here, never_hangs, scripts = test_jobs.here, test_jobs.never_hangs, test_cluster.scripts
@@ -93,9 +96,10 @@ GOES_ON = {
     "run": "tf.distribute.Strategy().run()",
     "child": "child = child or subprocess.Popen('while cat large; do sleep 0.2; done', shell=True, "
              "stdout=subprocess.DEVNULL)",
+    "other": "os.environ['TF_CONFIG'][-3] == '1' or print('x', flush=True)",  # of two workers
 }  # fmt: skip
 LOOP = """
-import subprocess, time
+import os, subprocess, time
 import tensorflow as tf
 step, child, end = tf.function(lambda: None), None, time.monotonic() + 6
 while time.monotonic() < end:
@@ -111,11 +115,35 @@ def test_what_goes_on_is_let_go_on_and_what_waits_is_not():
         ran = {}
         for name, does in (GOES_ON | {"waits": "pass"}).items():
             Path(f"{name}.py").write_text(LOOP.format(does=does))
-            options = ["--workers", "1", "--stalled", "3", "--grace", "0.1", "--logs", name]
+            workers = "2" if name == "other" else "1"
+            options = ["--workers", workers, "--stalled", "3", "--grace", "0.1", "--logs", name]
             ran[name] = all_at_once.enter_context(launcher(f"{name}.py", *options))
         assert {name: one.wait(60) for name, one in ran.items()} == (
             dict.fromkeys(GOES_ON, 0) | {"waits": 124}
         )
+
+
+def test_how_much_has_to_go_on(monkeypatch):
+    now, sums = [100.0], [0.0, 0.0]
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watch, "_children", lambda pid: [])
+    monkeypatch.setattr(watch, "_moved", lambda pid: sums[0])
+    monkeypatch.setattr(watch, "_computed", lambda pid: sums[1])
+    one = watch.Watch(0, Path("log"), None)
+
+    def goes_on(moved, computed, seconds=1):
+        now[0] += seconds
+        sums[:] = sums[0] + moved * seconds, sums[1] + computed * seconds
+        one.look(30)
+        return one.moved == now[0]
+
+    assert goes_on(10_000, 0) and not goes_on(100, 0)  # which wakes its own threads
+    assert not goes_on(0, 1) and goes_on(0, 0, 16)  # the launcher was stopped meanwhile
+    one.says("compiles", now[0])
+    assert goes_on(0, 0.2) and not goes_on(0, 0.05)
+    assert all(goes_on(0, 1, 14) for _ in range(21)) and not goes_on(0, 1, 14)
+    one.says("compiled", now[0])
+    assert not goes_on(0, 1)
 
 
 def test_compiling_goes_on_and_a_loop_without_end_does_not():
@@ -124,7 +152,7 @@ def test_compiling_goes_on_and_a_loop_without_end_does_not():
         "import time\nimport tensorflow as tf\n"
         "def computes(end):\n    while time.monotonic() < end: pass\n"
     )
-    first = "tf.function(lambda: computes(time.monotonic() + 8))()"
+    first = "tf.function(lambda: computes(time.monotonic() + 5))()"
     assert run(code + first, workers=1, stalled=3).ok
     report = run(code + "computes(time.monotonic() + 60)", workers=1, stalled=3, grace=0.2)
     assert report.status == 124 and "in computes" in repr(report)
@@ -155,6 +183,14 @@ def test_a_folder_for_logs_that_cannot_be_written_is_refused_before_anything_sta
     Path("file").touch()
     code, _, err = ended("a.py", "--logs", "file")
     assert code == 2 and "'file' is a file: give a folder for the logs as --logs" in err
+    Path("log/worker_0.log").mkdir(parents=True)
+    said = ended("a.py", "--logs", "log")[2]
+    assert "/log' (is a directory): give a folder in which you may write as --logs" in said
+    Path("own").mkdir()
+    with open("own/worker_0.log", "ab") as file:
+        assert locks.lock(file.fileno())
+        with pytest.raises(RuntimeError, match="Another cluster writes to .*: choose another"):
+            cluster.run("a.py", logs="own", progress=False)
     Path("disk").mkdir()
     for options, fill, says in (
         ("ro", "true", r"No log can be written in 'disk/logs' (read-only file system)"),

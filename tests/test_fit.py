@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fit_packs
-from conftest import ROOT, run_python
+from conftest import ROOT, later, run_python
 from mgpu_helpers import fit
 from mgpu_helpers.fit import shares as parts
 from mgpu_helpers.fit.strategies import PACK, _of
@@ -383,11 +383,8 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("steps, at_once, which", [  # of eight batches
-    (3, 2, "known"), (None, 1, "unknown"), (3, 2, "unknown"),
-    *(pytest.param(*each, marks=pytest.mark.thorough) for each in (
-        (None, 1, "known"), (3, 1, "known"), (None, 3, "known"), (5, 1, "unknown"),
-        (3, 1, "endless"),
-    )),
+    later(3, 2, "known"), later(None, 1, "unknown"), (3, 2, "unknown"), later(None, 1, "known"),
+    later(3, 1, "known"), later(None, 3, "known"), later(5, 1, "unknown"), later(3, 1, "endless"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_what_was_interrupted_goes_on_as_if_it_had_not_been(

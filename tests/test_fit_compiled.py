@@ -41,8 +41,10 @@ def started(islands: Any) -> int:
     return len(islands.sizes) + sum(alone.values())
 
 
-def results(make: Callable[[], Any], plan: Any, way: str, compiled: bool, data: Any) -> list[Any]:
-    """Train and use a model that is made in a scope or laid out, compiled by XLA or not."""
+def results(
+    make: Callable[[], Any], plan: Any, way: str, compiled: bool, data: Any, whole: bool
+) -> list[Any]:
+    """Train a model that is made in a scope or laid out, compiled or not; use it where whole."""
     import keras
     import tensorflow as tf
 
@@ -55,15 +57,20 @@ def results(make: Callable[[], Any], plan: Any, way: str, compiled: bool, data: 
     model.jit_compile = compiled
     x, y = data
     seen = model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
+    if not whole:
+        return [*seen.values(), *(v.numpy() for v in model.variables)]
     tried = model.evaluate(x, y, batch_size=10, verbose=0)
     one = model.train_on_batch(x[:8], y[:8])
     return [*seen.values(), tried, one, model.predict(x, batch_size=10, verbose=0),
             model.predict_on_batch(x[:3]), *(v.numpy() for v in model.variables)]  # fmt: skip
 
 
-def same(make: Callable[[], Any], plan: Any, way: str, near: float = 1e-11, data: Any = (X, Y)):
-    wanted = results(make, plan, way, False, data)
-    for a, b in zip(results(make, plan, way, True, data), wanted, strict=True):
+def same(
+    make: Callable[[], Any], plan: Any, way: str, near: float = 1e-11, data: Any = (X, Y),
+    whole: bool = False,
+) -> None:  # fmt: skip
+    wanted = results(make, plan, way, False, data, whole)
+    for a, b in zip(results(make, plan, way, True, data, whole), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=near, atol=near)
 
 
@@ -88,7 +95,7 @@ def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, 
     same(make, plan.devices[:1], "shares")
     assert len(of_training(made).sizes) == 1
     made.clear()
-    same(make, plan, "strategy")
+    same(make, plan, "strategy", whole=True)
     assert [where for where, _ in of_training(made).sizes] == [*plan.devices] * 2
     assert started(of_training(made)) <= 13 * len(plan)  # most for the sizes of shares
 
@@ -103,6 +110,7 @@ def test_replicas_that_compute_the_same_share_a_function(keras, plan, made):
     assert len(islands.functions) == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["strategy", "shares"])
 def test_loops_are_compiled_or_run_between(keras, plan, double, made, way):
     """A strategy's are within a function where a graph knows the batch's size, as in its
@@ -115,7 +123,7 @@ def test_loops_are_compiled_or_run_between(keras, plan, double, made, way):
         model.compile("adam", fit_models.cross(), metrics=["accuracy"])
         return model
 
-    same(make, plan, way, data=(SEQUENCES, Y))
+    same(make, plan, way, data=(SEQUENCES, Y), whole=True)
     loops = [each.islands.alone["StatelessWhile"] for each in made if len(each.islands.sizes) > 3]
     assert (min(loops) == 0) == (way == "strategy") and max(loops) > 0
 
@@ -155,10 +163,12 @@ class Calls:
         return keras.layers.Lambda(tf.function(lambda x: tf.sin(x), jit_compile=True))
 
 
-@pytest.mark.parametrize("way", ["shares", "strategy"])
-@pytest.mark.parametrize("inside, said", [("numpy", ["PyFunc"]), ("compiled", [])])
+@pytest.mark.parametrize("inside, said, way", [
+    ("numpy", ["PyFunc"], "shares"),
+    pytest.param("compiled", [], "strategy", marks=pytest.mark.thorough),
+])  # fmt: skip
 def test_what_xla_does_not_know_runs_between_and_is_named(
-    keras, plan, double, way, inside, said
+    keras, plan, double, inside, said, way
 ):
     make = sequential(getattr(Calls, inside))
     with warnings.catch_warnings(record=True) as caught:
@@ -304,30 +314,33 @@ def test_a_mobilenet_starts_few_operations(keras, plan, made):
         assert started(of_training(made)) <= most * len(plan)
 
 
-def test_two_workers_are_compiled_each(tmp_path):
+def test_two_workers_are_compiled_each(plan, tmp_path):
+    model_of = """
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("sgd", "mse", jit_compile=True)
+x = np.linspace(0, 1, 120).reshape(20, 6)
+seen = model.fit(x, x[:, :3], batch_size=10, epochs=2, shuffle=False, verbose=0).history["loss"]
+"""
+    alone: dict[str, Any] = {}
+    exec("import numpy as np, keras\nif True:" + model_of, alone)
     script = tmp_path / "train.py"
     script.write_text("""
-import numpy as np, keras, sys
+import numpy as np, keras
 from mgpu_helpers import fit
 from mgpu_helpers.fit import _islands
 made, Compiled = [], _islands.Compiled
 _islands.Compiled = lambda *of: made.append(Compiled(*of)) or made[-1]
-with fit.strategy().scope():
-    keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
-    model = keras.Sequential([keras.Input((6,)), *layers])
-    model.compile("sgd", "mse", jit_compile=sys.argv[1] == "1")
-x = np.linspace(0, 1, 120).reshape(20, 6)
-seen = model.fit(x, x[:, :3], batch_size=10, epochs=2, shuffle=False, verbose=0).history["loss"]
-print("seen", *(f"{value:.6f}" for value in seen), sum(len(each.islands.sizes) for each in made))
+with fit.strategy().scope():""" + model_of + """
+print("seen", *seen, sum(len(each.islands.sizes) for each in made))
 """)
-    seen = []
-    for asked in ("0", "1"):
-        command = ["-m", "mgpu_helpers", "cluster", "--workers", "2", script, "--", asked]
-        done = subprocess.run(
-            [sys.executable, *command], capture_output=True, text=True, timeout=300, cwd=tmp_path,
-            env=clean(MGPU_MODE="cores", PYTHONPATH=str(ROOT / "src")),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        seen.append(next(x for x in done.stdout.splitlines() if "seen" in x).split()[-3:])
-    assert seen[0][:2] == seen[1][:2] and seen[0][2] == "0" and int(seen[1][2]) >= 2
+    done = subprocess.run(
+        [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", script],
+        capture_output=True, text=True, timeout=300, cwd=tmp_path,
+        env=clean(MGPU_MODE="cores", PYTHONPATH=str(ROOT / "src")),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    *seen, islands = next(x for x in done.stdout.splitlines() if "seen" in x).split()[-3:]
+    np.testing.assert_allclose([*map(float, seen)], alone["seen"], rtol=1e-5)
+    assert int(islands) >= 2

@@ -7,6 +7,7 @@ import contextlib
 import numpy as np
 import pytest
 
+from conftest import later
 from fit_models import double
 from mgpu_helpers import fit
 
@@ -196,7 +197,9 @@ def same(found, wanted):
 
 
 LONG = {"a mean", "of weights", "Keras's and a sum", "an average of ten", "a mean of Keras",
-        "the compiled loss, scaled", "a sum, said", "a sum and a mean"}  # fmt: skip
+        "the compiled loss, scaled", "a sum, said", "a sum and a mean",
+        "a mean of a mask, counted by all", "a mean beside all others",
+        "TensorFlow's average"}  # fmt: skip
 
 
 @pytest.mark.parametrize("make, of", [
@@ -211,6 +214,59 @@ def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
     else:
         found = trained(lambda: make(table[of]), scope)
         same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
+
+
+ROWS = {
+    "a sum": LAYERS["a sum"],
+    "a sum, said": lambda ops, y, w: fit.loss(0.1 * ops.sum(y**2), "sum"),
+    "a number for each example": lambda ops, y, w: ops.sum(y**2, 1),
+    "a maximum": LAYERS["a maximum"],
+}
+
+
+@pytest.mark.parametrize("of", [
+    pytest.param(of, marks=pytest.mark.thorough if k in (1, 2) else ()) for k, of in enumerate(ROWS)
+])  # fmt: skip
+def test_what_layers_add_in_rows_is_that_of_one_device_or_refused(plan, of):
+    """Also where rows meet, of unequal shares, and where one of them is empty."""
+
+    def on(laid):
+        def make():
+            model = layer_with(ROWS[of])
+            return fit.use(model, plan, shares=(2, 1)) if laid else model
+
+        return trained(make, contextlib.nullcontext(), X[:11], Y[:11])
+
+    if of == "a maximum":
+        with pytest.raises(ValueError, match="neither a mean .* compute_loss"):
+            on(True)
+    else:
+        same(on(True), on(False))
+
+
+@pytest.mark.parametrize("kept", ["sum", "mean"])
+def test_what_a_layer_keeps_in_rows_is_that_of_one_device_or_refused(keras, plan, kept):
+    class Keeps(keras.layers.Layer):
+        def build(self, shape):
+            self.kept = self.add_weight(shape=(4,), initializer="zeros", trainable=False)
+
+        def call(self, inputs):
+            self.kept.assign(0.9 * self.kept + getattr(keras.ops, kept)(inputs, 0))
+            return inputs
+
+    def on(laid):
+        def make():
+            model = keras.Sequential([keras.Input((4,)), Keeps(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            return fit.use(model, plan) if laid else model
+
+        return trained(make, contextlib.nullcontext())
+
+    if kept == "sum":
+        with pytest.raises(ValueError, match="what a layer gives .* is no mean"):
+            on(True)
+    else:
+        same(on(True), on(False))
 
 
 @pytest.mark.parametrize("said, exchange", [
@@ -479,7 +535,7 @@ def test_a_fit_that_somebody_has_wrapped_is_called_as_ever(keras, plan, monkeypa
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("asked, compiled", [("auto", True), (True, True), (False, False)])
+@pytest.mark.parametrize("asked, compiled", [("auto", True), later(True, True), (False, False)])
 def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n, asked, compiled):
     """With a GPU in TensorFlow's list, which is what Keras asks for."""
     import keras

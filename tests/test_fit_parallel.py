@@ -7,6 +7,7 @@ import pytest
 
 import fit_models
 import keras_models
+from conftest import later
 from mgpu_helpers import fit, trace
 from mgpu_helpers.graph.step import training_step
 
@@ -170,7 +171,7 @@ def masked(keras):
 
 
 @pytest.mark.parametrize("make, given, much", [
-    (regularized, [batch(8), (*batch(7), np.arange(7.0)), batch(2), batch(1)], 1e-12),
+    later(regularized, [batch(8), (*batch(7), np.arange(7.0)), batch(2), batch(1)], 1e-12),
     (normalized_inside, [
         ({"first": batch(n)[0], "second": batch(n, 1)[0] + 2}, batch(n)[1]) for n in (7, 2)
     ], 1e-12),
@@ -201,14 +202,14 @@ TOKENS, TAGS = padded(7)
 
 
 @pytest.mark.parametrize("kind, loss, factors, labels, weights", [
-    ("list", ["cross", "mse"], [0.5, 3.0], [CLASSES, NUMBERS], (HEAVY,)),
+    later("list", ["cross", "mse"], [0.5, 3.0], [CLASSES, NUMBERS], (HEAVY,)),
     ("list", [None, "plain"], None, [NUMBERS[:, 0]] * 2, ()),  # numbers for a column of them
     ("dict", {"one": "weighted", "other": "mae"}, {"one": 2.0, "other": 0.5},
      {"one": CLASSES, "other": NUMBERS}, ({"one": HEAVY, "other": HEAVY[::-1].copy()},)),
-    ("dict", {"one": "sum"}, None, {"one": CLASSES}, ()),  # no labels for one without a loss
-    ("masked", ["ignoring", "mse"], None, [TAGS, NUMBERS], ()),
-    ("masked", ["weighted", "mse"], [1.0, 0.2], [TAGS, NUMBERS],
-     ([np.outer(HEAVY, np.arange(7.0)), HEAVY],)),
+    later("dict", {"one": "sum"}, None, {"one": CLASSES}, ()),  # no labels for one without a loss
+    later("masked", ["ignoring", "mse"], None, [TAGS, NUMBERS], ()),
+    later("masked", ["weighted", "mse"], [1.0, 0.2], [TAGS, NUMBERS],
+      ([np.outer(HEAVY, np.arange(7.0)), HEAVY],)),
 ])  # fmt: skip
 def test_losses_of_several_outputs_are_those_of_compile(
     keras, plan, double, kind, loss, factors, labels, weights
@@ -402,7 +403,7 @@ def test_halves_skip_the_steps_that_one_device_skips(keras, plan, kind):
     assert seen[0] == seen[1] and 0 < seen[0][-1][1] < 11
 
 
-@pytest.mark.parametrize("scaled, crossed", [(False, 3), (True, 3.7)])
+@pytest.mark.parametrize("scaled, crossed", [later(False, 3), (True, 3.7)])
 def test_what_lies_on_two_devices_is_updated_there(keras, tf, plan, double, scaled, crossed):
     """Weights go to the other device and gradients back; those of the embedding are few rows.
 

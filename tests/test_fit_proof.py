@@ -15,7 +15,7 @@ from mgpu_helpers import fit
 from test_fit_ways import WAYS
 
 CASES = [case for case in fit_models.CASES if case not in ("keras_accumulates", "averaged")]
-QUICK = ("dropped", "own_step", "two_of_each")
+QUICK = ("own_step", "two_of_each")
 LONG = pytest.mark.thorough
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fit_models
-from conftest import run_python
+from conftest import later, run_python
 from fit_models import places
 from mgpu_helpers import fit, pipeline, trace
 from mgpu_helpers.fit._placing import beside_inputs
@@ -59,7 +59,7 @@ def test_only_what_layers_make_crosses_and_each_device_has_its_part(keras, plan,
         assert len(slots) == 2 * len(kept) and {*places(slots)} == {device}
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "all forward first"])
+@pytest.mark.parametrize("schedule", ["1F1B", later("all forward first")])
 def test_both_devices_are_at_work(keras, plan, schedule):
     """What comes first is seen in the graph's waits: no time decides."""
     model, batch = deep(keras)
@@ -220,7 +220,7 @@ def test_spans_are_the_tasks(in_order):
         assert early < 0.01 * sum(op.length for op in own)
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "all forward first"])
+@pytest.mark.parametrize("schedule", ["1F1B", later("all forward first")])
 def test_a_stage_holds_the_pieces_of_its_order_and_one_sum_of_gradients(keras, plan, schedule):
     """Stage s of p holds p - s pieces at most: it begins no further one until a first is done.
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import pytest
 
+from conftest import later, quick
 from fit_models import double
 from mgpu_helpers import fit
 from test_fit_losses import RANDOM, same, trained
@@ -96,7 +98,9 @@ EQUAL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", EQUAL)
+@pytest.mark.parametrize("how", quick(
+    "of several losses", "clipped by their norm", "without a tape, said", among=[*EQUAL]
+))  # fmt: skip
 def test_a_step_has_the_gradients_and_results_of_all_examples(plan, how):
     found, wanted = (on(lambda: stepping(**EQUAL[how]), scope) for scope in
                      (fit.strategy(plan).scope(), contextlib.nullcontext()))  # fmt: skip
@@ -132,20 +136,35 @@ def root(y, p):
     return keras.ops.sqrt(keras.ops.mean((y - p) ** 2))
 
 
+def beside_others(y, p):
+    """Weigh what each example has by what the others of its batch have."""
+    import keras
+
+    return keras.ops.mean((y - p) ** 2, -1) * keras.ops.softmax(keras.ops.mean(y - p, -1))
+
+
 @pytest.mark.parametrize("loss, pieces", [
-    ("dice", 0), (root, 0), ("for each", 0), ("dice", 2), (root, 2),
+    ("dice", 0), (root, 0), ("for each", 0), ("dice", 2), later(root, 2), later(beside_others, 0),
+    (beside_others, 2), later("of its own call", 0), ("of its own call", 2),
 ])  # fmt: skip
 def test_a_compiled_loss_that_is_no_mean_is_refused(keras, plan, loss, pieces):
     """Beside it that of each piece would be another one, too."""
     if loss == "for each":
         loss = keras.losses.MeanSquaredError(reduction="none")
+    if loss == "of its own call":
+
+        class Root(keras.losses.Loss):
+            def __call__(self, y, p, sample_weight=None):
+                return root(y, p)
+
+        loss = Root()
 
     def make():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, "sigmoid")])
         model.compile("sgd", loss)
         return fit.use(model, pieces=pieces) if pieces else model
 
-    with pytest.raises(ValueError, match="mean"):
+    with pytest.raises(ValueError, match="mean|depends on the others|__call__"):
         on(make, contextlib.nullcontext() if pieces else fit.strategy(plan).scope())
 
 
@@ -163,3 +182,123 @@ def test_gradients_that_are_changed_in_pieces_are_refused(plan):
     with pytest.warns(UserWarning, match="normalizes"), pytest.raises(ValueError, match="clipnorm"):
         on(lambda: fit.use(stepping(**EQUAL["clipped by their norm"]), pieces=2),
            contextlib.nullcontext())  # fmt: skip
+
+
+def numbers(tf, model, x, y, p):
+    return {
+        "off": tf.reduce_mean(tf.abs(y - p)), "each": tf.reduce_mean(p, 0), "of": tf.shape(x)[0],
+        "right": tf.reduce_sum(tf.cast(y * p > 0, tf.int32)), "rate": model.optimizer.learning_rate,
+    }  # fmt: skip
+
+
+def giving(numbers=None, keeps=None, metric=None):
+    """Make a model with a step that gives numbers of its own, and keeps one."""
+    import keras
+    import tensorflow as tf
+
+    class Own(keras.Model):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                p = self(x, training=True)
+                loss = error(tf, y, p)
+            given = {"loss": loss, **(numbers(tf, self, x, y, p) if numbers else {})}
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            if keeps:
+                keeps(tf, self, loss)
+            if metric:
+                self.seen.update_state(loss)
+                given["seen"] = self.seen.result()
+            return given
+
+    given = keras.Input((4,))
+    model = Own(given, keras.layers.Dense(2)(keras.layers.Dense(3, "tanh")(given)))
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model.kept = model.add_weight(shape=(), initializer="zeros", trainable=False)
+    model.seen = metric and getattr(keras.metrics, metric)(name="seen")
+    return model
+
+
+@pytest.mark.parametrize("what", [
+    {"numbers": numbers}, later({"metric": "Mean"}), {"metric": "Sum"},
+], ids=["numbers", "Mean", "Sum"])  # fmt: skip
+@pytest.mark.parametrize("pieces", [0, 3])
+def test_numbers_that_a_step_gives_are_those_of_the_batch(plan, pieces, what):
+    """Of pieces of 4, 4 and 3 examples, as of replicas."""
+    if pieces:
+        found = on(lambda: fit.use(giving(**what), pieces=3), contextlib.nullcontext())
+    else:
+        what = {"numbers": lambda *given: {
+            name: x for name, x in numbers(*given).items() if name != "each"
+        }} if "numbers" in what else what  # fmt: skip
+        found = on(lambda: giving(**what), fit.strategy(plan).scope())
+    same(found, on(lambda: giving(**what), contextlib.nullcontext()))
+
+
+@pytest.mark.parametrize("what, named", [
+    ({"numbers": lambda tf, m, x, y, p: {"most": tf.reduce_max(p)}}, "most of what its step gives"),
+    ({"keeps": lambda tf, m, loss: m.kept.assign(0.9 * m.kept + 0.1 * loss)}, "changes"),
+    ({"keeps": lambda tf, m, loss: m.kept.assign_add(1.0)}, "changes"),
+    ({"keeps": lambda tf, m, loss: m.seen.update_state(m.trainable_variables[0]), "metric": "Sum"},
+     "after it has updated"),
+])  # fmt: skip
+def test_what_a_step_would_do_once_for_each_piece_is_refused(plan, what, named):
+    with pytest.raises(ValueError, match=named):
+        on(lambda: fit.use(giving(**what), pieces=2), contextlib.nullcontext())
+
+
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_a_tape_in_a_function_that_a_step_calls_is_refused(tf, keras, plan, pieces):
+    class Own(keras.Model):
+        @tf.function
+        def slopes(self, x, y):
+            with tf.GradientTape() as tape:
+                loss = error(tf, y, self(x, training=True))
+            return loss, tape.gradient(loss, self.trainable_variables)
+
+        def train_step(self, data):
+            loss, slopes = self.slopes(*data)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def make():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model = Own(model.inputs, model.outputs)
+        model.compile("sgd", "mse")
+        return fit.use(model, pieces=2) if pieces else model
+
+    with pytest.raises(ValueError, match="a @tf.function, where"):
+        on(make, contextlib.nullcontext() if pieces else fit.strategy(plan).scope())
+
+
+@pytest.mark.parametrize("laid", ["rows", "pieces"])
+def test_layers_of_open_length_are_asked_with_a_length_that_they_take(tf, keras, plan, laid):
+    class Places(keras.layers.Layer):
+        def build(self, shape):
+            self.table = self.add_weight(shape=(6, 3))
+
+        def call(self, x):
+            return keras.ops.take(self.table, keras.ops.arange(keras.ops.shape(x)[1]), 0) + x
+
+    given = keras.Input((None, 3))
+    model = keras.Model(given, keras.layers.Dense(2)(Places()(given)))
+    model.compile("sgd", "mse")
+    fit.use(model, **({"layout": plan} if laid == "rows" else {"pieces": 2}))
+    data = tf.data.Dataset.from_tensors((np.ones((5, 4, 3)), np.ones((5, 4, 2))))
+    spec = tf.TensorSpec((None, None, 3), "float64"), tf.TensorSpec((None, None, 2), "float64")
+    open_data = tf.data.Dataset.from_generator(data.as_numpy_iterator, output_signature=spec)
+    assert np.isfinite(model.fit(open_data, verbose=0).history["loss"]).all()
+
+
+def test_a_model_without_a_call_is_told_of_the_networks_in_it(keras, plan):
+    class Gan(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.maker, self.judge = keras.Sequential(), keras.Sequential()
+
+        def train_step(self, data):
+            return {}
+
+    with pytest.raises(ValueError, match=r"no call: .* \(maker, judge\).*fit.strategy"):
+        fit.use(Gan(), plan)

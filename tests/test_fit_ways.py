@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import conftest
 import fit_models
 from conftest import run_python
 from fit_models import X, Y, places
@@ -97,12 +98,12 @@ PIECED = "own_step positions regularized masks"
 WAYS = {
     "alone": Way(lambda model, devices: model, "", ""),
     "shares": Way(using(), "normalized attention", ORDINARY),
-    "pieces": Way(where_it_is(pieces=3), "masks mean_of_weights", PIECES),
-    "recompute": Way(by_layer, "dropped", PARTS + " dropped sentences", 1e-12),
+    "pieces": Way(where_it_is(pieces=3), "mean_of_weights", PIECES),
+    "recompute": Way(by_layer, "masks", PARTS + " dropped sentences", 1e-12),
     "stages": Way(staged(), "", PARTS, owners=ALL),
-    "stages in pieces": Way(staged(pieces=4), "two_of_each", HALVED, owners=ALL),
-    "owners": Way(using(state="owners"), "", ORDINARY, 1e-12, ALL),
-    "layers": Way(in_parts, "gated decoder", PAIRS, owners=ALL),
+    "stages in pieces": Way(staged(pieces=4), "own_step", HALVED, owners=ALL),
+    "owners": Way(using(state="owners"), "regularized", ORDINARY, 1e-12, ALL),
+    "layers": Way(in_parts, "gated", PAIRS, owners=ALL),
     "strategy": Way(
         lambda model, devices: model, "mean_of_weights", "mean_of_weights masks positions",
         replicas=True,
@@ -110,7 +111,7 @@ WAYS = {
     # Products, and what a way can be told.
     "all forward first": Way(staged(pieces=4, schedule="all forward first"), "", HALVED,
                              owners=ALL),
-    "recompute, few": Way(of_layers(lambda names: {"recompute": names[1:2]}, on=False), "sure",
+    "recompute, few": Way(of_layers(lambda names: {"recompute": names[1:2]}, on=False), "",
                           "sure", 1e-12),
     "recompute, as it likes": Way(where_it_is(recompute=True), "", "dropped mobilenet", 1e-9),
     "recompute, eagerly": Way(eagerly, "", "dropped", 1e-12),
@@ -126,9 +127,9 @@ WAYS = {
         "last_of_one", ORDINARY,
     ),
     "recompute, pieces": Way(of_layers(lambda names: {"recompute": names[1:], "pieces": 3}, False),
-                             "regularized", PIECED),
+                             "own_step", PIECED),
     "recompute, shares": Way(by_layer_on_all, "", "regularized masks own_step"),
-    "owners, pieces": Way(using(pieces=3, state="owners"), "positions", PIECED, owners=ALL),
+    "owners, pieces": Way(using(pieces=3, state="owners"), "own_step", PIECED, owners=ALL),
     "strategy, recompute": Way(by_layer, "", "normalized dropped", than="strategy", replicas=True),
     "averages": Way(using(synchronized=False), "", ""),
     "recompute, averages": Way(
@@ -163,15 +164,7 @@ def cells(which: str) -> Iterator[Any]:
             yield pytest.param(name, case, id=f"{name}-{case}")
 
 
-def quick(*chosen: Any, among: Sequence[Any] = MAIN) -> list[Any]:
-    """Try those chosen in every run and the others in `make thorough`."""
-    if not {*chosen} <= {*among}:
-        raise ValueError(f"{chosen} are not all among {among}")
-    marked = [() if each in chosen else pytest.mark.thorough for each in among]
-    return [
-        pytest.param(*(each if isinstance(each, tuple) else [each]), marks=mark)
-        for each, mark in zip(among, marked, strict=True)
-    ]
+quick = functools.partial(conftest.quick, among=MAIN)
 
 
 def state(model: Any) -> list[Any]:
@@ -237,8 +230,8 @@ def test_fit_is_that_of_one_device(keras, plan, double, way, case):
 
 
 @pytest.mark.parametrize("way, case", [
-    ("shares", "normalized"), ("pieces", "masks"), ("recompute", "sure"), ("layers", "gated"),
-    ("stages in pieces", "two_of_each"), ("owners", "averaged"), ("strategy", "masks"),
+    ("shares", "averaged"), ("pieces", "last_of_one"), ("recompute", "own_step"),
+    ("layers", "last_of_one"), ("stages in pieces", "own_step"), ("strategy", "mean_of_weights"),
     *(pytest.param(*each.values, id=each.id, marks=pytest.mark.thorough) for each in cells("cases")
       if "eagerly" not in each.id and each.values[1] not in DRAWS),
 ])  # fmt: skip
@@ -260,7 +253,7 @@ def test_three_devices_share_out_a_batch(keras, plan, double, case):
 
 
 @pytest.mark.parametrize("cells", [
-    ["grid of stages in pieces-4-two_of_each", "grid of layers-4-decoder"],
+    ["grid of stages in pieces-4-own_step", "grid of layers-4-last_of_one"],
     *(pytest.param(each, marks=pytest.mark.thorough) for each in [
     ["shares-4-last_of_one", "shares-4-masks", "shares-4-normalized"],
     ["owners-3-last_of_one", "owners-4-last_of_one", "owners-4-normalized", "owners-3-averaged"],

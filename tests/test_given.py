@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from conftest import run_python
+from conftest import later, run_python
 from mgpu_helpers import memory, scaling, trace
 from mgpu_helpers.__main__ import main
 
@@ -80,7 +80,7 @@ def test_a_length_is_what_all_open_sizes_are(keras, text):
     assert 4 * short.flops < long.flops and long.name == "text ids 64, mask 64"
 
 
-@pytest.mark.parametrize("kind", ["images", "recurrent"])
+@pytest.mark.parametrize("kind", ["images", later("recurrent")])
 def test_other_models_of_open_sizes_are_counted_as_they_are_traced(tf, keras, plan, kind):
     layers, images = keras.layers, kind == "images"
     with tf.device(plan.devices[0]):
@@ -194,7 +194,7 @@ def tuned(keras, kind):
     return model
 
 
-@pytest.mark.parametrize("kind", ["full", "lora", "int8"])
+@pytest.mark.parametrize("kind", [later("full"), "lora", later("int8")])
 def test_what_is_not_trained_has_no_slots_and_no_gradients(tf, keras, plan, kind):
     with tf.device(plan.devices[0]):
         model = tuned(keras, kind)
@@ -211,6 +211,7 @@ def test_what_is_not_trained_has_no_slots_and_no_gradients(tf, keras, plan, kind
     )
 
 
+@pytest.mark.thorough
 def test_int8_keeps_all_kernels_in_float_at_once(keras):
     """TensorFlow casts them for the way back as soon as a step begins."""
     lora, small = (memory.predict(tuned(keras, kind), 1, length=4) for kind in ("lora", "int8"))
@@ -289,7 +290,7 @@ def hub(name):
 
 
 @pytest.mark.parametrize("name", [
-    name if name == "gemma-lora" else pytest.param(name, marks=pytest.mark.thorough) for name in HUB
+    name if name == "gpt2" else later(name) for name in HUB
 ])  # fmt: skip
 def test_models_of_kerashub_are_counted_as_they_are_traced(tf, plan, name):
     pytest.importorskip("keras_hub")

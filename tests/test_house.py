@@ -85,7 +85,7 @@ def test_help_names_every_room_and_calls_what_there_is():
     ("trace", "_given _models _files _names _private _quiet _formatting"),
     ("fit", "devices nvml _files _given _gone _layers _models _names _train _private _quiet graph "
             "pipeline towers trace _formatting"),
-    ("cluster", "_processes devices _names nvml _private _quiet _formatting"),
+    ("cluster", "_processes devices _names nvml _private _quiet _formatting _files"),
     ("whatif", "_given _gone _models _files _names _private _quiet scaling timing trace "
                "_formatting"),
 ])  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -119,10 +120,24 @@ def test_jobs_end_as_they_end():
     assert not report.ok and jobs.run([sh("true")]).ok
 
 
-@pytest.mark.parametrize(
-    "command, said", [(["no-such-program"], "'no-such-program'"), (["sh", "a\0b"], "null byte")]
-)
-def test_what_cannot_be_started_fails_and_the_next_goes_on(command, said, cores):
+@pytest.mark.parametrize("command, said", [
+    (["no-such-program"], "'no-such-program' cannot be started (No such file or directory): insta"),
+    (["./gone"], "'./gone' cannot be started (No such file or directory): see that it is there"),
+    (["./text"], "'./text' cannot be started (Permission denied): chmod +x ./text, or name the"),
+    (["./none"], "(Exec format error): name the program that reads it, as in 'bash ./none'"),
+    (["sh", "a\0b"], "null byte"), (["sh", "-c", "a"], "be started (Resource tempo"),
+])  # fmt: skip
+def test_what_cannot_be_started_fails_and_the_next_goes_on(command, said, cores, monkeypatch):
+    Path("text").touch(0o644)
+    Path("none").touch(0o755)
+    starts = subprocess.Popen
+
+    def refused(words, **options):
+        if "Resource" in said and not list(Path().glob("logs/02_*")):
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return starts(words, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refused)
     report = jobs.run([command, sh("echo fine")], devices=cores[:1])
     assert [job.status for job in report] == ["failed", "done"]
     assert report[0].returncode is None

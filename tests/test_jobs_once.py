@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -19,6 +20,7 @@ import test_jobs
 from conftest import ROOT, lives, wait_for
 from mgpu_helpers import jobs
 from mgpu_helpers._processes import process
+from mgpu_helpers.jobs.rows import refusal
 from test_jobs import python, runner, sh, until
 from test_jobs_again import RECORD, quiet, rows
 
@@ -243,22 +245,36 @@ def test_a_job_has_the_signals_and_files_of_any_process(cores):
 def test_a_disk_that_is_full_midway_stops_with_a_sentence_and_loses_nothing(cores):
     """A limit on the size of a file stands for it."""
     commands = sweep(8, 0.05)
+    commands[0][-1] = "1"
     code = (
         "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({0}, {0}))\n"
-        "try:\n    jobs.run({1}, devices=[{2}], skip_done=True)\n"
+        "try:\n    jobs.run({1}, devices={2}, skip_done=True)\n"
         "except RuntimeError as error: print('END', len(error.report), error)"
     )
     for room in (2000, 3100, 4200):
         size = RECORD.stat().st_size if RECORD.exists() else 0
-        with runner(code.format(size + room, commands, cores[0])) as ran:
+        with runner(code.format(size + room, commands, cores)) as ran:
             out, error = ran.communicate(timeout=30)
         said = out.splitlines()[-1]
+        if room == 2000:  # while the first job runs, to its end
+            assert "\nstopping   when what runs has ended: " in out
         assert said.startswith("END 8") and "jobs.jsonl cannot be written (" in said, error
-        assert "make room" in said and "did not start" in said
+        assert "make room" in said and "did not start" in said and "skip_done goes on" in said
         assert RECORD.read_bytes().endswith(b"\n")
     assert quiet(commands, devices=cores, skip_done=True)[2].ok
     found = counts()
     assert {found[f"start job{i}"] for i in (0, *range(2, 8))} == {1}
+
+
+@pytest.mark.parametrize("number, remedy", [
+    (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EISDIR, "move it away"),
+    (errno.EROFS, "see that it is yours to write"),
+])  # fmt: skip
+def test_what_cannot_be_written_has_a_remedy(number, remedy):
+    said = str(refusal("logs", OSError(number, os.strerror(number))))
+    assert said == f"logs cannot be written ({os.strerror(number)}): {remedy}, or name another " + (
+        "folder with logs=DIR."
+    )
 
 
 @pytest.mark.parametrize("what, says", [

@@ -16,7 +16,7 @@ import pytest
 
 import fit_models
 import hub_models
-from conftest import run_python
+from conftest import later, quick, run_python
 from fit_models import places
 from mgpu_helpers import fit, trace
 from mgpu_helpers._layers import LayerGraph
@@ -32,16 +32,22 @@ NEAR = {"gemma": 1e-5, "gemma_lora": 1e-5, "llama": 1e-5} | HALVES
 WAYS: dict[str, dict[str, Any]] = {
     "rows": {}, "pieces": {"pieces": 2}, "recompute": {"recompute": True}, "stages": {"stages": 2},
     "stages in pieces": {"stages": 2, "pieces": 3}, "owners": {"state": "owners"},
-    "host": {"state": "host"},
 }  # fmt: skip
 WHERE_IT_IS = ("pieces", "recompute")
-QUICK = {
+EACH = {
     "gpt2": "stages in pieces", "bert": "recompute", "gemma": "stages", "gemma_lora": "recompute",
     "gemma_int8": "rows", "gemma_bfloat16": "pieces", "llama": "owners", "vit": "pieces",
     "resnet": "rows", "transfer": "stages",
 }  # fmt: skip
 # A BatchNormalization normalizes by its piece: pieces train something else, and say so.
-PIECES = [case for case in hub_models.CASES if not case.startswith(("resnet", "transfer"))]
+PIECES = [case for case in hub_models.CASES
+          if not case.startswith(("resnet", "segformer", "transfer"))]  # fmt: skip
+# All at once: with a BatchNormalization without pieces, and without parts that run alone in rows.
+TOGETHER: dict[str, dict[str, Any]] = {
+    "where it is": {"pieces": 2, "recompute": True}, "host": {"state": "host", "recompute": True},
+    "rows": {"shares": (2, 1), "state": "owners", "pieces": 2},
+    "stages": {"stages": 2, "pieces": 3, "recompute": True},
+}  # fmt: skip
 
 
 def trained(case: str, change: Any, whole: bool, **size: int) -> list[Any]:
@@ -82,24 +88,31 @@ def keeps(case: str, devices: Any, options: dict[str, Any], whole: bool, **size:
     fit_models.near(found, wanted, NEAR.get(case, 1e-10))
 
 
-@pytest.mark.parametrize("case, way", QUICK.items())
+@pytest.mark.parametrize("case, way", quick(*(
+    (case, EACH[case]) for case in ("gemma_lora", "llama", "vit", "transfer")
+), among=[*EACH.items()]))  # fmt: skip
 def test_a_pass_is_that_of_one_device(keras, plan, case, way):
     few = {} if "stages" in way or case not in PIECES else {"layers": 1}
     keeps(case, None if way in WHERE_IT_IS else plan.devices, WAYS[way], whole=False, **few)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TOGETHER)
 @pytest.mark.parametrize("case", hub_models.CASES)
 def test_fit_is_that_of_one_device(keras, plan, case, way):
     """In batches of 6 examples and of 5."""
-    if "pieces" in way and case not in PIECES:
-        pytest.skip("its statistics are those of a piece")
-    keeps(case, None if way in WHERE_IT_IS else plan.devices, WAYS[way], whole=True)
+    options = dict(TOGETHER[way])
+    if case not in PIECES:
+        options.pop("pieces", None)
+        if way == "host":
+            del options["recompute"]
+    if case == "bart" and "stages" in options:  # where two tensors cross, which it has to be told
+        options["stages"] = ["transformer_decoder_layer_0"]
+    keeps(case, None if way == "where it is" else plan.devices, options, whole=True)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", hub_models.CASES)
+@pytest.mark.parametrize("case", ["bart", "gemma_lora", "resnet"])
 def test_rows_of_stages_are_one_device(case):
     options = {"stages": 2}
     if case in PIECES:
@@ -157,7 +170,7 @@ def test_a_base_that_is_called_twice_is_in_two_stages(keras, plan, double):
         fit_models.near(fitted(layout), wanted, 1e-12)
 
 
-@pytest.mark.parametrize("given_it", [False, True])
+@pytest.mark.parametrize("given_it", [False, later(True)])
 def test_a_mask_goes_into_the_model_inside(keras, plan, double, given_it):
     """It is of the inputs, or given with them, and the layers inside are still stages."""
 
@@ -190,9 +203,11 @@ def test_it_is_to_keras_what_it_was(keras, plan, tmp_path):
     found = []
     for laid in (False, True):
         keras.utils.set_random_seed(0)
-        model, given = hub_models.gemma_lora()
+        model, given = hub_models.gemma()
         if laid:
             fit.use(model, plan, stages=2)
+        model.backbone.enable_lora(2)  # of what is laid out, too
+        hub_models.compiled(model)
         model.fit(**given, batch_size=6, verbose=0, shuffle=False)
         prompt = {name: x[:2] for name, x in given["x"].items()}
         text = model.generate(prompt, stop_token_ids=None)["token_ids"]
@@ -260,6 +275,7 @@ def test_recompute_and_stages_hold_half(keras, plan, case):
         assert 0.4 <= weights.count("CPU:1") / len(weights) <= 0.6
 
 
+@pytest.mark.thorough
 def test_a_trace_has_the_layers_of_the_model_inside(keras, plan):
     """By a depth, as `fit.use` names them, also in stages and where they run twice."""
     model, given = hub_models.gemma()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import re
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import fit_models
-from conftest import run_python
+from conftest import later, run_python
 from fit_models import X, Y, places
 from mgpu_helpers import fit
 from mgpu_helpers._gone import GONE
@@ -82,8 +83,8 @@ def test_an_old_name_raises_the_new_line(module, name):
 
 
 @pytest.mark.parametrize("first, second", [
-    ({}, {"stages": 2}), ({"stages": 2, "pieces": 2}, {"state": "owners"}),
-    ({"layers": LAYERS}, {}), ({"recompute": True}, {"layers": LAYERS}),
+    later({}, {"stages": 2}), ({"stages": 2, "pieces": 2}, {"state": "owners"}),
+    later({"layers": LAYERS}, {}), later({"recompute": True}, {"layers": LAYERS}),
 ])  # fmt: skip
 def test_a_backup_goes_on_in_another_layout(keras, plan, double, tmp_path, first, second):
     """Files are those of one device, so that three passes in two layouts are three of one."""
@@ -122,7 +123,9 @@ def towers(keras, width=64, depth=8):
     return model
 
 
-@pytest.mark.parametrize("how, warned", [("mean", False), ("largest", True), ("counted", True)])
+@pytest.mark.parametrize("how, warned", [
+    ("mean", False), later("largest", True), ("counted", True),
+])  # fmt: skip
 def test_a_loss_that_pieces_cannot_take_lets_all_go_forward_first(
     keras, tf, plan, double, how, warned, recwarn
 ):
@@ -164,8 +167,8 @@ def within(keras):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"stages": ["down_0"]}, {"stages": 2, "pieces": 2}, {"layers": LAYERS},
-    {"recompute": ["mid/deep/down_0"]}, {"state": "owners", "pieces": 3},
+    later({}), later({"stages": ["down_0"]}), {"stages": 2, "pieces": 2}, later({"layers": LAYERS}),
+    {"recompute": ["mid/deep/down_0"]}, later({"state": "owners", "pieces": 3}),
 ])  # fmt: skip
 def test_a_model_inside_counts_by_its_own_layers(keras, plan, double, options):
     trained = []
@@ -220,7 +223,7 @@ def test_what_a_grid_holds_and_what_crosses_in_it(plan):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"stages": 2, "pieces": 2}, {"layers": {"heads_0": "heads"}},
+    later({}), later({"stages": 2, "pieces": 2}), {"layers": {"heads_0": "heads"}},
 ])  # fmt: skip
 def test_nothing_has_to_lie_where_a_weight_is_read(keras, tf, plan, options):
     """A GPU refused a graph in which the gradient of an embedding's use had to lie there, too.
@@ -243,3 +246,22 @@ def test_nothing_has_to_lie_where_a_weight_is_read(keras, tf, plan, options):
               for op in graph.get_operations()}  # fmt: skip
     assert not [(name, each.name) for name, others in beside.items() for each in others
                 if each.type == "ReadVariableOp" and each.name != name]  # fmt: skip
+
+
+@pytest.mark.parametrize("options, calls", [({}, 2), ({"pieces": 2}, 2), ({"stages": 2}, 1)])
+def test_a_step_is_traced_once(keras, plan, monkeypatch, options, calls):
+    """What makes variables as it is traced is traced again, in twice the time."""
+    traced, call = [], keras.layers.Dense.call
+
+    @functools.wraps(call)  # or it would be a layer of one's own
+    def counted(self, inputs, training=None):
+        traced.append(inputs)
+        return call(self, inputs)
+
+    monkeypatch.setattr(keras.layers.Dense, "call", counted)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), keras.layers.ReLU()])
+    model.compile("adam", fit_models.cross(), metrics=["accuracy"])
+    fit.use(model, plan if options != {"pieces": 2} else None, **options)
+    traced.clear()
+    model.fit(fit_models.X, fit_models.Y, batch_size=10, verbose=0)
+    assert len(traced) == calls

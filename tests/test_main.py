@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -250,7 +252,16 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     ("trian", "'trian' is no command, and no script that is here: the commands are run, cluster"),
     ("plan --parameters 7B --budget 80", "80 bytes are no memory: 80GB or 80MB?"),
     ("plan --parameters 7B --batch x", "'x' is no whole number: write it as 2"),
+    ("plan --parameters 7B --batch 8", "--batch is for SCRIPT:FUNCTION, and says nothing here"),
+    ("plan a.py:f --link PCIE_3", "--link is for --parameters, and says nothing here: leave it"),
+    ("--json plan", "plan takes no --json: call"),
     ("lessons a.py", "a.py/notebooks cannot be written (Not a directory): name another folder."),
+    *((line, "Python cannot read 'latin.py': it is not UTF-8: write it as that, or begin it with")
+      for line in ("latin.py", "run latin.py", "cluster latin.py", "plan latin.py:f --batch 1")),
+    ("nul.py --n 1", "Python cannot read 'nul.py': source code string cannot contain null bytes"),
+    ("open.py", "Python cannot read 'open.py': '(' was never closed (open.py, line 1)."),
+    ("run mine.py", "Python cannot read 'mine.py': Permission denied: see that it is yours to"),
+    ("cluster pipe.py", "has no 'pipe.py'.\n"),
 ])  # fmt: skip
 def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
     line, says, tmp_path, monkeypatch, capsys
@@ -258,8 +269,14 @@ def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
     (tmp_path / "a.py").touch()
     (tmp_path / "my data").touch()
     (tmp_path / "folder").mkdir()
+    for name, code in {"latin": b"x = '\xe9'", "nul": b"\0", "open": b"(", "mine": b""}.items():
+        (tmp_path / f"{name}.py").write_bytes(code)
+    os.mkfifo(tmp_path / "pipe.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MGPU_MODE", "cores")
+    if "mine" in line:  # root may read all
+        refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=refused))
     with pytest.raises(SystemExit, match="2"):
         main(shlex.split(line))
     said = capsys.readouterr().err
@@ -285,7 +302,8 @@ def test_run_makes_a_job_of_every_combination(run_scripts, tmp_path, core):
 
 
 @pytest.mark.parametrize("arguments, says", [
-    (["echo.py", "--n", "3"], "unrecognized arguments: --n 3"),
+    (["echo.py", "--n", "3"], "unrecognized arguments: --n 3; arguments for the scripts stand "
+     "behind --, as in python -m mgpu_helpers run echo.py -- --n 3"),
     (["echo.py", "--per-device", "0"], "--per-device 0 is"),
     (["echo.py", "--each", "/dev/null"], "'/dev/null' has no jobs"),
     (["echo.py", "nowhere.py"], "no file 'nowhere.py' here"),
@@ -324,8 +342,6 @@ def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, as
     ("with MirroredStrategy().scope():\n    model.fit(x)", "MirroredStrategy()"),
     ("plan = devices.setup(2)\nmodel.fit(x)", "devices.setup(2)"),
     ("step(x)", "no fit"),
-    ("model.fit(x", "cannot read"),
-    ("# \xe9\nx = '\xe9'".encode("latin-1"), "cannot read"),
     ("# coding: latin-1\nmodel.fit('\xe9')".encode("latin-1"), ""),
     ("torch.device('cpu'); logger.setup(); best_fit.split(); model.fit(x)", ""),
     ("tf.distribute.get_replica_context(); model.fit(x)", ""),
@@ -344,8 +360,8 @@ def test_a_script_is_run_as_python_does(tmp_path):
     (tmp_path / "whole.py").write_text("import os; print(os.path.isabs(__file__))")
     ran = command(str(tmp_path / "job.py"), "--n", "1", MGPU_MODE="cores")
     assert (ran.returncode, ran.stdout) == (3, "__main__ --n 1\n") and "no fit" in ran.stderr
-    ran = command(os.path.relpath(tmp_path / "whole.py"), MGPU_MODE="cores")
-    assert ran.stdout == "True\n"
+    ran = command(os.path.relpath(tmp_path / "whole.py"), "--check", MGPU_MODE="cores")
+    assert ran.stdout == "True\n" and "--check compares nothing then" in ran.stderr
     (tmp_path / "job.sh").write_text("exit 3")
     for name in ("lost.py", "job.sh"):
         ran = command(str(tmp_path / name))
@@ -402,6 +418,19 @@ def test_nobody_has_to_read_what_is_printed(tmp_path):
         ran = subprocess.run(["bash", "-c", f"set -o pipefail; {call} {ends}"], cwd=tmp_path,
                              env=env, text=True, capture_output=True, timeout=60)  # fmt: skip
         assert (ran.returncode, ran.stderr) == (0, ""), ends
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_what_cannot_be_said_to_a_full_disk_is_said(buffered, monkeypatch):
+    call = f'"{sys.executable}" -m mgpu_helpers plan --parameters 7B --budget 200GB'
+    ran = subprocess.run(["bash", "-c", f"{call} >/dev/full"], text=True, capture_output=True,
+                         env=clean(PYTHONUNBUFFERED=buffered), timeout=60)  # fmt: skip
+    says = "what is said cannot be written (No space left on device): make room, or send it"
+    assert ran.returncode == 1 and says in ran.stderr and "Traceback" not in ran.stderr
+    monkeypatch.setattr(sys, "stderr", None)  # the shell has closed it
+    with pytest.raises(SystemExit, match="2"):
+        main(["nowhere"])
+    assert sys.stderr
 
 
 @pytest.mark.parametrize("before, seconds, code, first, second", [

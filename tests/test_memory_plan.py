@@ -19,6 +19,7 @@ from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.memory import savers
 from mgpu_helpers.memory.command import size
 from mgpu_helpers.scaling import links
+from mgpu_helpers.trace.both_passes import passes
 
 SAME = {"ExpandDims", "Identity", "IdentityN", "Reshape", "Squeeze"}  # what they are given
 IN_PLACE = {"AddV2", "Mul", "Neg", "Sub"}  # perhaps, of one of two
@@ -183,7 +184,9 @@ def test_all_ways_hold_what_the_plan_says(name, n):
         timeout=580, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1",
     ).stdout  # fmt: skip
     found = eval(said.splitlines()[-1])
-    assert len(found) >= 7 and 0.8 <= np.median([*found.values()]) <= 1.3, found
+    # Beside other work more rounds of a loop overlap than are likely.
+    least = 0.7 if name == "words" else 0.8
+    assert len(found) >= 7 and least <= np.median([*found.values()]) <= 1.3, found
 
 
 def test_as_it_is_holds_what_predict_says(plan):
@@ -203,6 +206,14 @@ def test_a_model_of_a_scope_has_the_plan_of_one_without(keras, plan):
         return str(memory.plan(model, 8)).partition(",")[2]
 
     assert planned(fit.strategy(plan).scope()) == planned(contextlib.nullcontext())
+
+
+def test_a_part_of_layers_that_were_named_before_has_no_place_of_its_own():
+    """As where KerasHub's Gemma calls its embedding once more, at the end."""
+    one = trace.Op("a/MatMul", "MatMul", "/CPU:1", 0.0, 1.0)
+    groups = [["a"], []]
+    found = passes(trace.Trace((one,), (), {}, ()), groups, all_ran=False)
+    assert found == ({"a/MatMul": 0}, set())
 
 
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):
@@ -431,6 +442,32 @@ def test_a_layer_that_is_more_than_a_share_is_named(keras, plan):
         assert not named or re.search("'wide' has 6.%.*layers=", said[1][0])
 
 
+def test_a_table_that_makes_the_logits_too_is_used_in_two_stages(keras, tf, plan):
+    with tf.device(plan.devices[0]):
+        words, given = keras.layers.ReversibleEmbedding(300, 16), keras.Input((8,), dtype="int32")
+        x = keras.layers.Dense(16, "relu")(words(given))
+        model = keras.Model(given, words(keras.layers.Dense(16, "relu")(x), reverse=True))
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    x, y = np.random.default_rng(0).integers(0, 300, (2, 64, 8))
+    way = memory.plan(model, 64, devices=2)["2 stages"]
+    run(way, model, plan)
+    assert way.low <= held(plan, model, (x, y)) <= way.high
+    crosses = 2 * 4 * (64 * 8 * 16 + 300 * 16)  # what is between two layers, the table, gradients
+    assert way.within == pytest.approx(crosses, rel=0.05)
+
+
+def test_a_frozen_base_runs_once_and_pieces_change_nothing_in_it(keras, plan):
+    layers = keras.layers
+    base = [layers.Dense(50), layers.BatchNormalization(), layers.Dense(50), layers.Dense(50)]
+    model = keras.Sequential([keras.Input([50]), *base, layers.Dense(9)])
+    for each in base:
+        each.trainable = False
+    found = memory.plan(model, 64, devices=2)
+    assert [way.work for way in found.ways if way.name.startswith("recompute")] == [1.0]
+    (said,) = found.notes  # nothing of a BatchNormalization, nor of a layer that is most
+    assert said.endswith("the others have no gradients and no slots.")
+
+
 @pytest.mark.parametrize("given, value", [
     ({"batch": 0}, "batch=0"), ({"devices": 0}, "devices=0"), ({"budget": 0}, "budget=0"),
     ({"budget": float("nan")}, "budget=nan"),
@@ -517,6 +554,13 @@ def script(tmp_path):
         "    import keras\n"
         "    return keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])\n"
         "def broken():\n    raise RuntimeError('no luck')\n"
+        "import sys, tensorflow as tf\n"
+        "from mgpu_helpers import devices, fit\n"
+        "tf.distribute.experimental_set_strategy(fit.strategy(devices.setup()))\n"
+        "assert len(sys.argv) == 1, 'arguments that are not its own'\n"
+        "model = build()\nmodel.compile('sgd', 'mse')\n"
+        "model.fit(tf.ones([2, 30]), tf.ones([2, 20]))\n"
+        "raise RuntimeError('has trained')\n"
     )
     return made
 

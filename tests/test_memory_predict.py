@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import by_shapes
-from conftest import run_python
+from conftest import later, run_python
 from gpu_graph import recorded
 from keras_models import COMPILED, built, compiled, lesson
 from mgpu_helpers import devices, graph, memory
@@ -243,6 +243,13 @@ def test_an_update_copies_a_weight_that_is_still_read(plan):
     assert held.low <= min(peaks) and max(peaks) <= held.high
 
 
+def test_the_least_has_no_copy_of_a_weight(plan):
+    """AdamW's decay copies a weight that is read after it; in one trace of seven it comes late."""
+    held = memory.predict(compiled("adamw")[0], 32)
+    kernel, traced_once = 4 * 300**2, 4_318_256
+    assert held.low < traced_once < held.weights + held.slots + 3 * kernel
+
+
 def test_gradients_are_gradients(plan):
     """Where the weights are nearly everything, the peak has a gradient of each of them at least."""
     import keras
@@ -447,7 +454,7 @@ def endless():
 
 
 @pytest.mark.parametrize("name, kernels", [
-    ("wide", "1"), ("autoencoder", "0"),
+    ("wide", "1"), later("autoencoder", "0"),
     *(pytest.param(name, kernels, marks=pytest.mark.thorough)
       for name in ("text", "images", "unet", "MobileNet") for kernels in "10"),
 ])  # fmt: skip

@@ -57,7 +57,8 @@ def test_verbose_shows_what_the_first_cells_say():
 
 def test_what_the_import_says_is_dropped_unless_it_is_verbose(tmp_path):
     code = fake_tensorflow(tmp_path, FAKE)
-    done = run_python(code, imported=False)
+    full = "import tempfile; tempfile.tempdir = '/nowhere'; "  # no room is needed for it
+    done = run_python(full + code, imported=False)
     assert (done.stdout, done.stderr) == ("level ERROR\nwent on\n", "")
     done = run_python(code + "; import tensorflow", imported=False, MGPU_VERBOSE="1")
     assert (done.stdout, done.stderr) == ("went on\n", "from the depths of C\n")

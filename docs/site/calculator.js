@@ -71,6 +71,8 @@ const FIELDS = {
   precision: ["Precision", "float32", { float32: "float32", mixed: "mixed, as in the papers" }],
   batch: ["Batch of a step, examples", "32", whole(1)],
   activations: ["Activations of an example, MB", "700", { least: 0 }],
+  longer: ["Length of an example, times that of these MB", "1", { above: 0 }],
+  squared: ["Of these MB, what grows by its square", "0", { least: 0 }],
   layers: ["Transformer layers, or 0", "12", whole(0)],
   between: ["What a layer hands on, MB an example, or 0", "1.6", { least: 0 }],
   pieces: ["Pieces that a batch is taken in", "4", whole(1)],
@@ -114,10 +116,13 @@ function readAll(texts) {
       + "give both, or 0 for both");
   if (given.pieces > given.batch)
     throw new Wrong("pieces", texts.pieces, `more than the ${given.batch} examples of a batch`);
-  given.activations *= 1e6 * given.batch;
-  given.between *= 1e6 * given.batch;
+  const { longer: t, squared } = given;
+  if (squared > given.activations)
+    throw new Wrong("squared", texts.squared, `more than the ${given.activations} MB of all`);
+  given.activations = 1e6 * given.batch * t * (given.activations + squared * (t - 1));
+  given.between *= 1e6 * given.batch * t;
   given.budget *= 1e9;
-  given.seconds = given.time / 1e3;
+  given.seconds = given.time * t / 1e3;
   return given;
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ import sys
 from pathlib import Path
 
 from mgpu_helpers import __version__
+from mgpu_helpers._files import check_script
 
 DESCRIPTION = """\
 Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
@@ -48,19 +50,34 @@ COMMANDS = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the report, or do what a command says; return the exit status: 0 when all is well."""
-    if sys.stdout is None:  # the shell has closed it
-        sys.stdout = open(os.devnull, "w")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell has closed it
+            setattr(sys, name, open(os.devnull, "w"))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    status, failed = 0, None
     try:
-        status = _called(sys.argv[1:] if arguments is None else arguments)
-    except BrokenPipeError:
-        status = 1
+        status = _called(arguments)
     except KeyboardInterrupt:
         status = 130
+    except OSError as error:
+        if error.filename or _is_script(arguments):  # no output of ours
+            raise
+        failed = error
     try:
         sys.stdout.flush()
-    except OSError:  # nobody reads any more, or the disk is full: Python is not to try it again
+    except OSError as error:  # Python is not to try it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        failed = error
+    if failed and arguments[:1] not in (["run"], ["cluster"]):  # which go on where nobody reads
+        status = status or 1
+        if failed.errno != errno.EPIPE:
+            said = f"what is said cannot be written ({failed.strerror}): make room"
+            print(f"mgpu: {said}, or send it elsewhere.", file=sys.stderr)
     return status
+
+
+def _is_script(arguments: list[str]) -> bool:
+    return arguments[:1] != [] and arguments[0].endswith(".py") and os.path.isfile(arguments[0])
 
 
 def _called(arguments: list[str]) -> int:
@@ -82,7 +99,11 @@ def _called(arguments: list[str]) -> int:
     for name, (_, does) in COMMANDS.items():
         commands.add_parser(name, help=does)
     script = (arguments or [""])[0]
-    if script.endswith(".py") and os.path.isfile(script):
+    if _is_script(arguments):
+        try:
+            check_script(script)
+        except ValueError as error:
+            parser.error(str(error))
         return importlib.import_module("mgpu_helpers.fit.command").main(arguments, called)
     if os.path.isfile(script):
         call = shlex.join([script, *(["--", *arguments[1:]] if arguments[1:] else [])])

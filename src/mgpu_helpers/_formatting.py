@@ -98,6 +98,8 @@ def error_line(error: BaseException) -> str:
     Keras's in bold type.
     """
     text = str(error).strip() or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:  # without its number
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if bold := re.search(r"\x1b\[1m(.+?)\x1b\[0m", text, re.S):
         return " ".join(bold[1].split())
     if text.startswith("in user code:"):

@@ -10,6 +10,13 @@ from typing import Any
 
 from mgpu_helpers import _private
 
+NAME = "laid_out"  # of what a model holds of ours
+
+
+def laid_out(model: Any) -> Any:
+    """Give what a model holds of ours; None where it is as Keras made it."""
+    return vars(model).get(NAME)
+
 
 def is_model(what: Any) -> bool:
     """Say whether it is a Keras model."""
@@ -38,6 +45,7 @@ def ready(
     if functional:
         _check_functional(model)
     if built and not (model.built and (not functional or model.inputs) and _makes_weights(model)):
+        check_call(model)
         raise ValueError(
             f"{name} has no weights yet: begin it with keras.Input, or call it once on a batch, "
             "since model.build(shape) makes weights only where the model says how."
@@ -53,6 +61,19 @@ def ready(
         raise ValueError(
             f"{name} was built under a strategy and has {n} copies of its weights: build it once "
             "outside of strategy.scope(), and give that."
+        )
+
+
+def check_call(model: Any) -> None:
+    """Raise ValueError for a model without a call, such as a GAN."""
+    import keras
+
+    if type(model).call in (keras.Layer.call, keras.Model.call):
+        inside = [key for key, each in vars(model).items() if isinstance(each, keras.Model)]
+        raise ValueError(
+            f"the model {model.name!r} has a train_step and no call: give the networks that the "
+            f"train_step calls ({', '.join(inside)}), each built, one by one, or make the model in "
+            "the scope of fit.strategy, which runs the train_step on each device."
         )
 
 

@@ -589,6 +589,7 @@ KERAS = {
     "all_gather": "tensorflow.python.distribute.distribute_lib.ReplicaContext.all_gather",
     "assign": "keras.Variable.assign",
     "mean": "keras.metrics.Mean.update_state",
+    "sums": "keras.metrics.Sum.update_state",
     "unsaved": "keras.src.saving.saving_lib.get_attr_skipset",
     "float": "keras.Variable.__float__",
     "int": "keras.Variable.__int__",
@@ -674,6 +675,34 @@ def without_strategy(model: Any) -> Iterator[None]:
         yield
     finally:
         model._distribute_strategy = strategy
+
+
+def trained_by(model: Any, strategy: Any) -> None:
+    """Let a model that was made in no scope be one of a strategy, or of none again."""
+    model._distribute_strategy = strategy
+
+
+def keep_sums(variable: Any, strategy: Any) -> None:
+    """Let a variable of Keras be added up over a strategy's replicas where it is read outside."""
+    import tensorflow as tf
+
+    if not isinstance(variable.value, tf.distribute.DistributedValues):
+        with strategy.scope():
+            sums = tf.Variable(
+                tf.zeros_like(variable.value), trainable=False, name=variable.name,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )  # fmt: skip
+        _replace(variable, VALUE, sums)
+
+
+def keep_alone(variable: Any) -> None:
+    """Let a variable of Keras be one device's again, with the sum that it was."""
+    import tensorflow as tf
+
+    if isinstance(variable.value, tf.distribute.DistributedValues):
+        alone = tf.Variable(variable.value.read_value(), trainable=False, name=variable.name)
+        _replace(variable, VALUE, alone)
 
 
 def of_strategy(optimizer: Any, strategy: Any) -> Any:
@@ -822,6 +851,16 @@ def losses_as(model: Any, change: Callable[[int, Any], Any], weight: Any = None)
             compiled._flat_losses = before
         for mean in means:
             del vars(mean)["update_state"]
+
+
+def build_compiled(model: Any, labels: Any) -> None:
+    """Make what a functional model's metrics and losses keep, for labels of such shapes."""
+    import keras
+
+    outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
+    for each in (model._compile_metrics, model._compile_loss):
+        if each is not None and not each.built:
+            each.build(labels, outputs)
 
 
 def compiled_losses(model: Any, labels: Any, outputs: Any, weights: Any) -> None:

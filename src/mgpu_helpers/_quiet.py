@@ -28,7 +28,8 @@ def redirected(descriptor: int) -> Iterator[IO[bytes]]:
     stream = {1: sys.stdout, 2: sys.stderr}[descriptor]
     stream.flush()
     kept = os.dup(descriptor)
-    with tempfile.TemporaryFile() as file:
+    in_memory = hasattr(os, "memfd_create")  # /tmp may be full
+    with open(os.memfd_create("said"), "w+b") if in_memory else tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), descriptor)
         try:
             yield file
@@ -59,6 +60,7 @@ def kept_back() -> Iterator[None]:
     if verbose():
         yield
         return
+    said = b""
     try:
         with redirected(2) as noise:
             try:
@@ -66,7 +68,7 @@ def kept_back() -> Iterator[None]:
             finally:
                 noise.seek(0)
                 said = noise.read()
-    except BaseException:
+    except Exception:  # and not Ctrl-C
         sys.stderr.write(said.decode(errors="replace"))
         raise
 

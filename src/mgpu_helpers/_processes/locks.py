@@ -125,7 +125,7 @@ def lock_folder() -> Path:
         usable, reason = False, str(error.strerror)
     if not usable:
         raise RuntimeError(
-            f"{folder} cannot hold the devices' locks ({reason}): remove it, or set TMPDIR."
+            f"{folder} cannot hold the devices' locks ({reason}): set TMPDIR, or remove it."
         )
     return folder
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from typing import Any, cast
 
-from mgpu_helpers._formatting import with_options
+from mgpu_helpers._formatting import error_line, with_options
 from mgpu_helpers._processes.job import Job
 from mgpu_helpers._processes.process import as_ctrl_c
 
@@ -111,7 +111,7 @@ def command(
     except (ValueError, RuntimeError, OSError) as error:
         report = getattr(error, "report", None)
         if report is None or not report.begun:
-            parser.error(with_options(str(error), vars(options)))
+            parser.error(with_options(error_line(error), vars(options)))
         say(f"\n{report}\n\n{error}")
         return 1
     except KeyboardInterrupt as stopped:

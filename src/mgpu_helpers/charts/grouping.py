@@ -124,9 +124,13 @@ def boxes_of(step: Trace | Placement, most: int) -> Boxes:
         made = Boxes(ops, edges, group, before)
         if len(made.members) <= most and made.size[0] <= _WIDE + 0.9 and made.size[1] <= _HIGH:
             return made
-    group, weight = _weighed(rows, edges, wide=False)
+    for depth in (1, 2, 3):  # of models in the model: one that is most of all is shown in parts
+        group, weight = _weighed(rows, edges, depth)
+        shares = [sum(x for (_, n), x in weight.items() if n == name) for name in {*group.values()}]
+        if 2 * max(shares) <= sum(shares):
+            break
     if len(weight) > most and any(_SHARE.search(row.name) for row in rows):
-        group, weight = _weighed(rows, edges, wide=True)
+        group, weight = _weighed(rows, edges, 0)
     counts = Counter(lane for lane, _ in weight)
     for quota in range(max(counts.values()), 0, -1):  # boxes that a device may have
         if quota > 1 and sum(min(count, quota) for count in counts.values()) > most:
@@ -155,9 +159,9 @@ def _by_scope(names: list[str]) -> Iterator[dict[str, str]]:
 
 
 def _weighed(
-    rows: list[Any], edges: Edges, wide: bool
+    rows: list[Any], edges: Edges, depth: int
 ) -> tuple[dict[str, str], dict[Box, float]]:
-    """Name the box of each operation: its layer, its tower or stage where wide, or its type.
+    """Name the box of each operation: its layer of a depth, at 0 its tower or stage, or its type.
 
     Give each box its share of time, of bytes, and of what crosses.
     """
@@ -166,8 +170,8 @@ def _weighed(
     types, device = {row.type for row in rows}, {row.name: row.device for row in rows}
     group, lone = {}, set()
     for row in rows:
-        share = _SHARE.search(row.name) if wide else None
-        box = share[1] if share else layer(row.name)
+        share = None if depth else _SHARE.search(row.name)
+        box = share[1] if share else layer(row.name, depth=depth or 1)
         if row.type in {"VarHandleOp", "VariableV2", "ReadVariableOp"}:
             box = "variables"
         elif box == "other" or re.sub(r"_\d+$", "", box) in types:  # of an operation by itself

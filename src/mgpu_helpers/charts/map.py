@@ -19,9 +19,10 @@ def placement_map(step: Trace | Placement, ax: Any = None, most: int = 24) -> An
     """Draw operations in the lane of their device, and what crosses between lanes with its bytes.
 
     Many operations are grouped by name scope, into at most so many boxes. Where that does not
-    fit a page, each device shows its largest layers by time and bytes (or towers or stages, where
-    there are many devices), its variables as one box, and the rest as "others". The arrow of a copy
-    ends at the box that uses it first. A Placement knows no tensors: it gives no arrows.
+    fit a page, each device shows its largest layers by time and bytes (of a model inside the model,
+    where that is most of all; or towers or stages, where there are many devices), its variables as
+    one box, and the rest as "others". The arrow of a copy ends at the box that uses it first. A
+    Placement knows no tensors: it gives no arrows.
 
     >>> from mgpu_helpers import trace
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))

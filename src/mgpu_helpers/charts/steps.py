@@ -23,13 +23,14 @@ class _Bar(NamedTuple):
 
 
 def timeline(
-    trace: Trace, ax: Any = None, by: str | None = None, layers: Collection[str] | None = None
-) -> Any:
+    trace: Trace, ax: Any = None, by: str | None = None, layers: Collection[str] | None = None,
+    depth: int = 1,
+) -> Any:  # fmt: skip
     """Draw when each device ran an operation; beside its name, the share of the step it worked.
 
     by="layer", "type" or "operation" makes one bar of neighbours with the same name, in two shades
     in turn, and writes it in where there is room; a wait in a bar is shorter than a pixel. For
-    layers see `Trace.top`.
+    layers and depth see `Trace.top`.
 
     >>> from mgpu_helpers import trace
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
@@ -38,7 +39,7 @@ def timeline(
     from mgpu_helpers.trace.layers import naming
     from mgpu_helpers.trace.step import traced
 
-    lanes = list(bars_of(traced(trace), naming(by, layers) if by else None))
+    lanes = list(bars_of(traced(trace), naming(by, layers, depth) if by else None))
     count = len(trace.devices)
     ax = axes(ax, size=(11, 1.2 + 0.8 * count) if by else (8, 1.2 + 0.5 * count))
     for device, place, bars in lanes:  # a call for each operation would take half a minute
@@ -49,8 +50,9 @@ def timeline(
         ax.broken_barh([(bar.start, bar.end - bar.start) for bar in bars], place, **style)
     rows(ax, [f"{each}\n{1 - trace.idle(each):.0%} busy" for each in trace.devices])
     _finish(ax, trace, "When each device worked")
-    if by:
-        write(ax, ((bar.start, low, bar.end - bar.start, high, bar.name, "white")
+    if by:  # a model inside is the same for most
+        write(ax, ((bar.start, low, bar.end - bar.start, high,
+                    depth > 1 and bar.name.partition("/")[2] or bar.name, "white")
                    for _, (low, high), bars in lanes for bar in bars))  # fmt: skip
     return ax
 

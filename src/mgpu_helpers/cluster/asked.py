@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from mgpu_helpers._files import check_script
 from mgpu_helpers._formatting import counted
 from mgpu_helpers._processes.job import log_folder
 
@@ -29,15 +30,14 @@ def command(
         raise ValueError(f"{os.fspath(script)!r} is a folder: name a Python file in it{such}.")
     if not path.is_file():
         there = path.parent.is_dir()
-        names = [each.name for each in path.parent.glob("*.py")] if there else []
+        names = [each.name for each in path.parent.glob("*.py") if each.is_file()] if there else []
         like = difflib.get_close_matches(path.name, names, 1, 0.8)
         meant = f" Is {str(path.parent / like[0])!r} meant?" if like else ""
         where = f"{Path.cwd() / path.parent} has no {path.name!r}" if there else (
             f"there is no folder {str(Path.cwd() / path.parent)!r}"
         )  # fmt: skip
         raise ValueError(f"There is no script {os.fspath(script)!r}: {where}.{meant}")
-    if not os.access(path, os.R_OK):
-        raise ValueError(f"{os.fspath(script)!r} may not be read: give yourself the right to.")
+    check_script(script)
     return tuple(os.fspath(word) for word in (script, *args))
 
 

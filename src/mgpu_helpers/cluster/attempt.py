@@ -75,9 +75,10 @@ class Workers(Crew):
         self.ending = self.told_alone = False
         self.pipe, self.end_of_pipe = os.pipe()
         self.inherited, self.grace = (self.end_of_pipe,), run.grace
-        self.guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE,
-            start_new_session=True,
+        self.mark = os.urandom(8).hex()
+        self.guard = subprocess.Popen(  # which a launcher that is a worker of another leaves behind
+            [sys.executable, "-I", "-S", guard.__file__, self.mark], stdin=subprocess.PIPE,
+            start_new_session=True, env={**os.environ, guard.MARK: ""},
         )  # fmt: skip
 
     def begin(self) -> None:
@@ -88,7 +89,7 @@ class Workers(Crew):
                 self.asked.log(index, self.number), folder=os.getcwd(),
             )  # fmt: skip
             given = environment(places) | addresses.environment(self.addresses, index)
-            given["MGPU_ATTEMPT"] = str(self.number)
+            given |= {"MGPU_ATTEMPT": str(self.number), guard.MARK: self.mark}
             if job.kind == "GPU":  # it holds the locks: jobs.run in it would wait for itself
                 given["MGPU_JOB_DEVICE"] = named(places)
             self.workers[index] = Worker(job)
@@ -216,7 +217,7 @@ class Workers(Crew):
     def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:
         if job.pid is None:
             raise RuntimeError(f"{job.name} cannot be started: {job.tail}")
-        guard.end_session(job.pid)
+        guard.end_all([job.pid])
         self.tell_guard(-job.pid)
         if number in self.watches:
             self.watches[number].close()
@@ -248,6 +249,7 @@ class Workers(Crew):
         )
 
     def close(self) -> None:
+        guard.end_all([], self.mark)
         self.guard.kill()
         self.guard.communicate()
         os.close(self.pipe)

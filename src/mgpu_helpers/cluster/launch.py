@@ -65,9 +65,9 @@ def run(
     worker waits for in the strategy's constructor. None sets no limit.
 
     Ctrl-C or an exception here ends all workers; what is raised carries the report as `.report`. If
-    this process is killed, its workers are, too, with what they started; a child that starts a
-    session of its own escapes. TensorFlow listens on all interfaces of a machine, whatever the
-    addresses say.
+    this process is killed, its workers are, too. With them ends what they started; what has started
+    a session of its own, at the latest with the last of them, on Linux. TensorFlow listens on all
+    interfaces of a machine, whatever the addresses say.
 
     >>> _ = open("hello.py", "w").write("import os; print('attempt', os.environ['MGPU_ATTEMPT'])")
     >>> report = run("hello.py", workers=2, progress=False)

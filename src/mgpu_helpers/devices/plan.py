@@ -11,6 +11,7 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, whole_number
 from mgpu_helpers._names import short
+from mgpu_helpers.devices.machine import one_of_several_workers
 
 MODES = ("gpus", "split-gpu", "cores")  # what `setup` makes; the plan of `adopt` says "adopted"
 MEANS = {
@@ -162,7 +163,10 @@ def checked(devices: Iterable[Any]) -> tuple[str, ...]:
         raise ValueError(f"devices={devices!r} is no list of devices: give one, as plan.devices.")
     if current() is None and not tf.compat.v1.executing_eagerly_outside_functions():
         return tuple(given)
-    there = {_written(d.name): short(d.name) for d in tf.config.list_logical_devices()}
+    names = [d.name for d in tf.config.list_logical_devices()]
+    there = {_written(name): short(name) for name in names}
+    if one_of_several_workers():  # whose devices have the worker's name before their own
+        there |= {short(name): short(name) for name in names}
     for name in given:
         if _written(name) not in there:
             raise ValueError(

@@ -28,17 +28,27 @@ from mgpu_helpers.fit._kinds import (
     made_of,
     tracing,
 )  # fmt: skip
-from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of
+from mgpu_helpers.fit.shares import is_share, outputs, part_of, size_of, terms_of
+
+NO_MEAN = "no mean over a batch's examples"
+NEITHER = "neither a mean over a batch's examples nor a sum over them"
+Ways = dict[str | None, str]
+LAST, EACH = "last", "each"  # beside MEAN and SUM: what the last piece gives, for each example one
 
 # How far values may be from each other that are the same, as a share of the largest.
 NEAR, NEAR_IN_HALVES = 2e-5, 2e-2
 # What a step does with what its replicas give each other.
 ADDS, GATHERS = "adds up what is no sum over", "gathers what is not one for each of"
 AVERAGES = "averages what is no mean over"
+GIVES = "gives an example"  # a loss, whatever others are in the batch
 
 
 class Refused(ValueError):
     """Replicas would compute another number than one device, as a sentence says."""
+
+
+class Uncomputed(Refused):
+    """What is asked could not be computed for the examples that it was asked with."""
 
 
 class Asked(NamedTuple):
@@ -84,7 +94,7 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
         kinds = each.kinds & one.kinds
         if not kinds or not times:
             raise Refused(
-                f"{each.what} is neither a mean over a batch's examples nor a sum over them, so "
+                f"{each.what} is {NEITHER}, so "
                 "that of all replicas is not made of what each computes of its part. Say in the "
                 'step what it is, fit.loss(value, "mean"), fit.loss(value, "sum") or '
                 "fit.loss(value, count) for a mean of so many, or take fit.use(model, plan), by "
@@ -99,23 +109,93 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
     return answers
 
 
-class _Pieces:
-    """What stands for a strategy where the parts of a batch are computed one after the other."""
+class _Parts:
+    """What stands for a strategy where parts of a batch are computed by one step or one call."""
 
     of_fit, synchronized, num_replicas_in_sync = True, True, 2
 
 
-def ask_pieces(function: Callable[[Any], Any], batch: Any) -> None:
-    """Raise where a loss of a step is no mean over a batch's examples, as those of pieces are."""
-    step = Step(None, is_own(function), _Pieces())
-    step.pieces = True
-    for each in _asked(_Traced(function, batch, step)):
-        if MEAN not in each.kinds:
-            raise ValueError(
-                f"{each.what} is no mean over a batch's examples, and what pieces of a batch give "
-                "is averaged: divide it by the number of examples, or say in the step that it is "
-                'a sum, fit.loss(value, "sum"), where it is one.'
+def ask_parts(
+    function: Callable[[Any], list[tuple[Any, str, Ways]]], batch: Any, own: bool = False,
+    variables: Callable[[], tuple[dict[int, str], set[int]]] | None = None,
+) -> list[str]:  # fmt: skip
+    """Say how parts of a batch make the values that a function gives of it: the way of each.
+
+    Each is given with what it is and the ways for the kinds that it may be, for None where it is
+    not of the batch. Other losses have to be means. own: the function is a step that Keras did not
+    make. variables is for pieces: it gives their names by handles, "" where they may be changed,
+    and handles of what an optimizer updates.
+    """
+    import tensorflow as tf
+
+    step, may, begin = Step(None, own, _Parts(), pieces=True), list[Ways](), 0
+
+    def asked(data: Any) -> None:
+        nonlocal begin
+        values = function(data)
+        begin = len(step.asked)
+        may.extend([{MEAN: MEAN}] * begin)
+        for x, what, ways in values:
+            before = len(step.asked)
+            if x.dtype.is_floating and not x.shape.rank:
+                terms_of(x, what)
+            else:
+                step.kind(number := _number(x), number, what, True)
+            if len(step.asked) == before:  # it is a mean, as was said or asked before
+                step.kind(number := tf.zeros([]), number, what, True)
+                ways = {MEAN: MEAN}
+            may.append(ways)
+
+    traced = _Traced(asked, batch, step)
+    if variables is not None:
+        _check_variables(traced, *variables())
+    answers = []
+    for each, of_batch, ways in zip(_asked(traced), traced.of_batch, may, strict=True):
+        found = [way for kind, way in ways.items()
+                 if kind in each.kinds and (each.alone or kind == MEAN)]  # fmt: skip
+        if None in ways and each.alone and not of_batch:
+            found = [ways[None]]
+        if not found:
+            raise Refused(
+                f"{each.what} is {NEITHER if SUM in ways else NO_MEAN}, "
+                "and so not made of what is computed of parts of a batch: let a step without "
+                "pieces or compute_loss make it of the whole batch, a metric of the model keep it, "
+                'or say what a loss is, fit.loss(value, "mean") or fit.loss(value, "sum").'
             )
+        answers.append(found[0])
+    return answers[begin:]
+
+
+def _check_variables(traced: _Traced, names: dict[int, str], updated: set[int]) -> None:
+    """Refuse a step that changes in each piece what is to be changed once, or would read it."""
+    graph = traced.wrapped.graph
+    ops, handles = graph.get_operations(), {id(x): id(handle) for handle, x in graph.captures}
+    for op in ops:
+        if op.type.startswith("Assign") and (handle := handles.get(id(op.inputs[0]))) is not None:
+            if name := names.get(handle, "a tf.Variable"):
+                raise Refused(
+                    f"the step or a layer changes {name}, and would do so for each piece of a "
+                    "batch: do it in a keras.callbacks.Callback, by on_train_batch_end, let a "
+                    "metric of the model keep a sum, or take no pieces."
+                )
+    first = traced.step.updated
+    reads = [op for op in ops[first:] if op.type == "ReadVariableOp"]
+    if first is not None and any(handles.get(id(op.inputs[0])) in updated for op in reads):
+        raise Refused(
+            "the step reads weights, or how often they were updated, after it has updated them, "
+            "and pieces of a batch do so when the last one is done: read them before, or in a "
+            "keras.callbacks.Callback."
+        )
+
+
+def _number(x: Any) -> Any:
+    """Make one number of many, which shows whether each of them is a mean or a sum."""
+    import tensorflow as tf
+
+    if not (x.dtype.is_floating or x.dtype.is_integer):
+        return tf.zeros([])
+    weights = 1 + _noise(x.shape) if x.shape.is_fully_defined() else 1.0
+    return tf.reduce_sum(tf.cast(x, tf.float64) * weights)
 
 
 class _Traced:
@@ -149,8 +229,7 @@ class _Traced:
                  for x in self.examples(0, self.size)]  # fmt: skip
         self.wrapped = tf.compat.v1.wrap_function(traced, specs)
         graph = self.wrapped.graph
-        if strangers := [what for value, _, what, _ in step.asked if value.graph is not graph]:
-            raise Refused(f"{strangers[0]} is made within a loop or a branch: make it outside.")
+        check_inside(step, graph)
         self.inputs = graph.inputs[: len(specs)]
         self.floating = [
             op for op in graph.get_operations() if op.outputs and op.outputs[0].dtype.is_floating
@@ -211,6 +290,16 @@ class _Traced:
         return np.array([values[:n] for values in parts], float), [values[n:] for values in parts]
 
 
+def check_inside(step: Step, graph: Any) -> None:
+    """Raise where something that is asked is in another graph than the step."""
+    if strangers := [what for value, _, what, _ in step.asked if value.graph is not graph]:
+        raise Refused(
+            f"{strangers[0]} is made within a loop, a branch or a @tf.function, where nobody can "
+            "compute it for parts of a batch: make it outside. Keras makes one tf.function of the "
+            "whole step."
+        )
+
+
 def _asked(traced: _Traced) -> list[Asked]:
     """Compute the scalars of a step for two parts of a batch and for both, and judge them."""
     import tensorflow as tf
@@ -230,7 +319,7 @@ def _asked(traced: _Traced) -> list[Asked]:
             if not (np.isfinite(now) & ~np.isfinite(found[1])).any():
                 break
     except tf.errors.OpError as error:
-        raise Refused(
+        raise Uncomputed(
             f"the losses of the step could not be computed for {first} and for {size - first} of "
             f"{size} examples: {error.message.splitlines()[0]}. Say in the step what they are, "
             "by fit.loss."
@@ -238,11 +327,17 @@ def _asked(traced: _Traced) -> list[Asked]:
     n = len(traced.states)
     for (_, how), *parts in zip(traced.exchanged, *(each[n:] for each in states), strict=True):
         a, b, both = map(np.asarray, parts)
-        if how == GATHERS:
+        if how in (GATHERS, GIVES):
             of_all = np.concatenate([a, b])
         else:
             of_all = a + b if how == ADDS else (first * a + (size - first) * b) / size
         if of_all.shape != both.shape or not _near(of_all, both, tolerance):
+            if how == GIVES:
+                raise Refused(
+                    "what the model or a loss of compile gives for an example depends on the "
+                    "others of the batch, of which a part of it has not all: where it is the loss, "
+                    "take fit.use(model, plan), by which losses are computed of the whole batch."
+                )
             raise Refused(
                 f"with all_{'gather' if how == GATHERS else 'reduce'} the step {how} the batch's "
                 "examples, so that replicas get another number than one device: give all_reduce a "
@@ -275,7 +370,32 @@ def _asked(traced: _Traced) -> list[Asked]:
 def _near(a: Any, b: Any, tolerance: float) -> bool:
     if a.dtype.kind in "OSU":  # words
         return bool((a == b).all())
-    return np.allclose(a.astype(float), b.astype(float), tolerance, tolerance)
+    return np.allclose(a.astype(float), b.astype(float), tolerance, tolerance, equal_nan=True)
+
+
+def own_losses(model: Any) -> bool:
+    """Say whether a loss of compile may give another number than one for each example, or both."""
+    import keras
+
+    each_loss = keras.tree.flatten(getattr(model, "loss", None))
+    for each in each_loss:
+        if isinstance(each, keras.losses.Loss) and not _of_keras(type(each).__call__):
+            raise Refused(
+                f"the loss {each.name} has a __call__ of its own, and Keras knows nothing of what "
+                "it gives for a part of a batch: compile with a function, lambda y, p: loss(y, p)."
+            )
+    return any(map(may_be_no_mean, each_loss))
+
+
+def may_be_no_mean(loss: Any) -> bool:
+    """Say whether a loss or a metric may give one number, and not one for each example."""
+    if isinstance(loss, str) or _of_keras(type(loss)):
+        return getattr(loss, "name", loss) in ("dice", "tversky")
+    return loss is not None and not _of_keras(loss)
+
+
+def _of_keras(what: Any) -> bool:
+    return getattr(what, "__module__", "").startswith("keras.")
 
 
 def own_metrics(model: Any) -> list[Any]:

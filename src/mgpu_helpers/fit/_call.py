@@ -18,9 +18,13 @@ import numpy as np
 from mgpu_helpers import _private
 from mgpu_helpers._layers import arguments
 from mgpu_helpers._train import HOST, home_of
+from mgpu_helpers.fit._asking import EACH, GIVES, LAST, Ways, ask_parts
+from mgpu_helpers.fit._kinds import MEAN, SUM, asking, common, exchanged
 from mgpu_helpers.fit._order import STEP, Order, added_now
 from mgpu_helpers.fit._rows import Row, on
-from mgpu_helpers.fit._segments import Segment, columns
+from mgpu_helpers.fit._segments import Segment, columns, kept_as_known
+from mgpu_helpers.fit.shares import as_part, of_workers, scaled, size_of, workers_here
+from mgpu_helpers.fit.trainer import FEW, by_few
 from mgpu_helpers.towers.averages import average, total
 from mgpu_helpers.towers.shards import check_rows, like, rows
 
@@ -53,9 +57,12 @@ def composed(laid: Any, args: Any, named: dict[str, Any]) -> Any:
             f"{model.name} has made weights in this call, which belong to one device: call it once "
             "on a batch before fit.use."
         )
-    held = [sum(sizes[r::row_count]) / sum(sizes) for r in range(row_count)]
+    held = [sum(sizes[r::row_count]) for r in range(row_count)]
     if step is None:
         order.keep(laid.schedule(pieces, False), "F")
+    ways = [MEAN] * len(made[0].losses)
+    if len(made) > 1 and laid.has_own:
+        ways = ways_of(laid, args, named)
     keep(each_row, held)
     outputs = [each.outputs for each in made]
     with tf.device(HOST), _private.without_autocast():
@@ -72,7 +79,37 @@ def composed(laid: Any, args: Any, named: dict[str, Any]) -> Any:
 
         return tied(ends, xs, trained, back)
 
-    return together(model, outputs, [each.losses for each in made], sizes, tie, made[0].places)
+    losses = [each.losses for each in made]
+    return together(model, outputs, losses, ways, sizes, tie, made[0].places)
+
+
+def ways_of(laid: Any, args: Any, named: dict[str, Any]) -> list[str]:
+    """Find out, once, how what layers add to the loss for parts of a batch is put together."""
+    import keras
+
+    training = named.get("training")
+    segments, devices = laid.segments(training), laid.layout.rows[0]
+    used, known = columns(segments, len(devices)), kept_as_known(laid.model)
+
+    def call(given: Any) -> list[tuple[Any, str, Ways]]:
+        row, size = Row(0, devices, used, laid.cut), size_of(given)
+        with as_part(size / FEW), _private.call_of(laid.model, training):
+            (made,) = forward(laid, segments, [row], [given], [size], training, 0)
+        for x in keras.tree.flatten(made.outputs):
+            exchanged(x, GIVES)
+        kept = [(x, f"what a layer gives {v.path}", Ways({MEAN: LAST}))
+                for v, x in row.state.values() if id(v) not in known]  # fmt: skip
+        return [*((x, "a loss that a layer adds", _of_loss(x)) for x in made.losses), *kept]
+
+    if (key := str(training)) not in laid.ways:
+        laid.ways[key] = by_few(lambda few: ask_parts(call, few), (args, named))
+    return laid.ways[key]
+
+
+def _of_loss(x: Any) -> Ways:
+    """Say what parts of a batch may make a loss of a layer; `add_loss` also takes one for each."""
+    by_example = x.shape.rank and x.shape[0] is None
+    return {SUM: EACH} if by_example else {MEAN: MEAN, SUM: SUM}
 
 
 def where_it_is(laid: Any, args: Any, named: dict[str, Any]) -> Any:
@@ -107,9 +144,11 @@ def forward(
     import tensorflow as tf
 
     if not segments[0].calls:
-        each = zip(each_row, given, sizes, strict=True)
-        return [_whole(laid, row, segments[0], args, named, size)
-                for row, (args, named), size in each]  # fmt: skip
+        whole: list[Made] = []
+        for row, (args, named), size in zip(each_row, given, sizes, strict=True):
+            with as_part(_most(size, 1) / _most(sum(sizes), 1)):
+                whole.append(_whole(laid, row, segments[0], args, named, size))
+        return whole
     graph, made, meeting = laid.graph, [], laid.meeting()
     for row, own in zip(each_row, given, strict=True):
         with on(row.devices[0]), tf.name_scope(f"{row.names}entry"):
@@ -123,7 +162,8 @@ def forward(
             )
         with moments:
             for row, size in zip(each_row, sizes, strict=True):
-                row.run(segment, training, _some(size), f"{row.names}{name}")
+                with as_part(_most(size, 1) / _most(sum(sizes), 1)):
+                    row.run(segment, training, _some(size), f"{row.names}{name}")
     for row in each_row:
         inputs = [row.made[0][value] for value in graph.inputs]
         homes = [row.maker[value] for value in graph.outputs]
@@ -173,22 +213,32 @@ def met(segment: Segment, each_row: Sequence[Row], sizes: Sequence[Any]) -> tupl
             variances.append(variance)
             counts.append(tf.cast(count, x.dtype))
     with tf.device(each_row[0].devices[segment.device]), tf.name_scope(layer.name):
-        weights = [count / tf.add_n(counts) for count in counts]
-        mean = tf.add_n([w * m for w, m in zip(weights, means, strict=True)])
+        all_of_them = of_workers(tf.add_n(counts))
+        weights = [count / all_of_them for count in counts]
+        mean = of_workers(tf.add_n([w * m for w, m in zip(weights, means, strict=True)]))
         apart = [v + tf.square(m - mean) for v, m in zip(variances, means, strict=True)]
-        return mean, tf.add_n([w * a for w, a in zip(weights, apart, strict=True)])
+        variance = of_workers(tf.add_n([w * a for w, a in zip(weights, apart, strict=True)]))
+        return tuple(common([mean, variance])) if asking() else (mean, variance)
 
 
 def keep(each_row: Sequence[Row], held: Sequence[Any]) -> None:
-    """Write what layers have changed beside the weights, once: the average over the rows.
+    """Write what layers have changed beside the weights, once: the average over all rows.
+
+    held: the examples of each row.
 
     What cannot be averaged, such as how often a seed was used, is the first row's.
     """
+    import tensorflow as tf
+
     with _private.without_autocast():
         for key, (variable, value) in each_row[0].state.items():
             every = [row.state[key][1] for row in each_row]
-            if len(every) > 1 and variable.dtype.startswith(("float", "bfloat")):
+            floating = variable.dtype.startswith(("float", "bfloat"))
+            if floating and len(every) > 1:
                 ((value,)) = average([[each] for each in every], weights=held)
+            if floating and workers_here() > 1:  # of which one may have no examples
+                share = scaled(tf.ones([], variable.dtype))
+                value = of_workers(tf.math.multiply_no_nan(tf.cast(value, share.dtype), share))
             variable.assign(value)
 
 
@@ -346,11 +396,15 @@ def _size(model: Any, xs: Sequence[Any]) -> Any:
 
 def _cut(x: Any, sizes: Sequence[Any]) -> list[Any]:
     """Cut a batch into shards; in place of one without examples stands an example of another."""
+
+    ends = [_most(sum(sizes[: i + 1]), 1) for i in range(len(sizes))]
+    return [x[end - _most(size, 1) : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+def _most(size: Any, least: int) -> Any:
     import tensorflow as tf
 
-    most = tf.maximum if tf.is_tensor(sizes[0]) else max
-    ends = [most(sum(sizes[: i + 1]), 1) for i in range(len(sizes))]
-    return [x[end - most(size, 1) : end] for size, end in zip(sizes, ends, strict=True)]
+    return tf.maximum(size, least) if tf.is_tensor(size) else max(size, least)
 
 
 def _joined(column: Sequence[Any], sizes: Sequence[Any]) -> Any:
@@ -365,13 +419,14 @@ def together(
     model: Any,
     outputs: Sequence[Any],
     losses: Sequence[Sequence[Any]],
+    ways: Sequence[str],
     sizes: Sequence[Any],
     tie: Callable[[list[Any]], list[Any]],
     places: Sequence[str | None],
 ) -> Any:
     """Join what a model made of the parts of a batch, where `places` say, or on the host.
 
-    What layers add to the loss counts by the sizes of the parts.
+    What layers add to the loss is put together as its `ways` say.
     """
     import keras
     import tensorflow as tf
@@ -387,12 +442,9 @@ def together(
         with tf.device(places[k]), _private.without_autocast():
             joined.append(_joined(made_of, sizes))
     with tf.device(places[-1]), _private.without_autocast():
-        added = [
-            like(size / sum(sizes), x) * x
-            for size, part in zip(sizes, losses, strict=True)
-            for x in part
-        ]
-        ends = [*joined, *([tf.add_n(added)] if added else [])]
+        added = [_put_together(way, column, sizes)
+                 for way, *column in zip(ways, *losses, strict=False)]  # fmt: skip
+        ends = [*joined, *added]
         if not tf.executing_eagerly():
             ends = tie(ends)
     for end, column, place in zip(ends, columns, places, strict=False):
@@ -404,6 +456,20 @@ def together(
     for loss in ends[len(joined) :]:
         keras.Layer.add_loss(model, loss)  # that of a functional model is not written yet
     return keras.tree.pack_sequence_as(outputs[0], ends[: len(columns)])
+
+
+def _put_together(way: str, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
+    """Make of what a layer adds to the loss for parts of a batch what it adds for the batch."""
+    import keras
+    import tensorflow as tf
+
+    if way == EACH:
+        return _joined(parts, sizes)
+    most = 1 if way == SUM else sum(sizes)
+    some = tf.minimum if tf.is_tensor(sizes[0]) else min
+    parts = [x if x.dtype.is_floating else tf.cast(x, keras.config.floatx()) for x in parts]
+    return tf.add_n([like(some(size, most) / most, x) * x
+                     for size, x in zip(sizes, parts, strict=True)])  # fmt: skip
 
 
 def tied(

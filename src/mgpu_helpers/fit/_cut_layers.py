@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from mgpu_helpers import _private
 from mgpu_helpers._layers import LayerGraph, run_calls
+from mgpu_helpers._models import instead
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._leaves import CUT, Leaves, drawn, inner, is_dense, some, wrong
 from mgpu_helpers.fit._moving import optimizers_of, within
@@ -27,6 +29,7 @@ WHOLE = (
     "save", "save_weights", "load_weights", "get_weights", "set_weights",
     "generate", "save_to_preset",  # of KerasHub
 )  # fmt: skip
+NOT_IN_PARTS = ("quantize", "enable_lora")  # what changes a layer whose weights it has to see whole
 Cut = tuple[Any, int, Sequence[Any]]  # a variable, and those that have its shares along an axis
 
 
@@ -36,6 +39,7 @@ class CutLayers:
     def __init__(self, model: Any, graph: LayerGraph, layout: Layout) -> None:
         self.model, self.graph, self.devices = model, graph, layout.rows[0]
         self.whole: _Parted | None = None
+        self.refused = contextlib.ExitStack()
         check_optimizer(model)
         n, auto = len(self.devices), layout.layers == AUTO
         if auto:
@@ -134,22 +138,25 @@ class CutLayers:
     def install(self) -> None:
         """Let the model have the parts for weights."""
         self.whole = _Parted(self.model, self.cuts)
-
-    def check(self) -> None:
-        """Look at layers and optimizer before a step: both may have become others."""
-        for layer, parts in self.parts[0].items():
-            if layer.lora_enabled != parts.lora_enabled:
-                raise ValueError(
-                    f"{layer.name} was given LoRA after it was cut: call fit.alone(model) before "
-                    "enable_lora, and fit.use(model, …) after it."
-                )
-        check_optimizer(self.model, self.cuts)
+        for layer in (self.model, *self.ways):
+            self.refused.enter_context(instead(layer, **{
+                name: functools.partial(_refuse, layer.name, name)
+                for name in NOT_IN_PARTS if hasattr(layer, name)
+            }))  # fmt: skip
 
     def undo(self) -> None:
         """Let the model have its layers whole."""
         if self.whole is not None:
             self.whole.end()
             self.whole = None
+            self.refused.close()
+
+
+def _refuse(name: str, does: str, *_: Any, **__: Any) -> None:
+    raise ValueError(
+        f"{name} has weights in parts: call fit.alone(model) before {does}, and fit.use(model, …) "
+        "after it."
+    )
 
 
 def _settings(layer: Any) -> Any:
@@ -217,15 +224,17 @@ def _parts_of(
 
     takes, letters, gives = axes(layer)
     letter, columns = letters[way.axis], way.kind == "columns"
-    config, built = layer.get_config(), layer.get_build_config()["input_shape"]
-    config |= {"kernel_initializer": "zeros", "bias_initializer": "zeros"}
+    config, built = layer.get_config(), (layer.get_build_config() or {}).get("input_shape") or ()
+    config |= {name: "zeros" for name in config if name.endswith("initializer")}
     if why := stays_whole(layer):
         raise ValueError(f"{name} {why}: leave it out of `layers`.")
     parts, cuts, same = [], list[Cut](), []
     for device, n in zip(devices, way.shares, strict=True):
         own: dict[str, Any] = {}
         shape = [*built]
-        if not columns:
+        if "input_dim" in config:
+            own = {"input_dim": n, "mask_zero": False}
+        elif not columns:
             own = {"use_bias": False, "bias_axes": None, "activation": None}
             shape[takes.index(letter) - len(takes)] = n
         elif "units" in config:

@@ -29,18 +29,21 @@ Terms = list[tuple[Any, Any]]
 class Step:
     """What is known while a step is traced, for a replica, or to ask what its scalars are."""
 
-    def __init__(self, kinds: list[Kind] | None, own: bool, strategy: Any) -> None:
+    def __init__(
+        self, kinds: list[Kind] | None, own: bool, strategy: Any, pieces: bool = False
+    ) -> None:
         self.kinds = kinds
         self.strategy = strategy
         self.own = own  # it is no step of Keras
         self.shares: list[tuple[Any, Terms]] = []  # known values, and the replica's share of each
         self.asked: list[tuple[Any, Any, str, bool]] = []  # what is left, of what, its name, alone
-        self.pieces = False  # of a batch: of Keras's losses only those of compile are known
+        self.pieces = pieces  # or other parts: of Keras's losses only those of compile are known
         self.common: list[Any] = []  # what all examples of a batch have in common
         self.exchanged: list[tuple[Any, str]] = []  # what replicas give each other for it, and how
         self.graph: Any = None  # in which a replica is traced, and what gives its examples there
         self.examples: Set[Any] = frozenset()
         self.alike: list[Any] = []  # what all replicas have alike, made of all examples
+        self.updated: int | None = None  # operations there were when an optimizer was asked to
         self.late = False  # an optimizer adds gradients up, as in a piece of a batch or a function
 
     @property
@@ -171,8 +174,8 @@ def _depends_on_batch(value: Any, without: Iterable[Any]) -> bool:
 
 
 def made_by(value: Any, ops: Set[Any]) -> bool:
-    """Say whether a value of a graph is made of what some operations give."""
-    return any(op in ops for op in made_of(value, ()))
+    """Say whether a value of a graph is made of what some operations give, or of its shape."""
+    return any(op in ops for op in made_of(value, (), SHAPES))
 
 
 def divided(value: Any, known: Iterable[Any]) -> bool:
@@ -186,12 +189,14 @@ def divided(value: Any, known: Iterable[Any]) -> bool:
     )
 
 
-def made_of(value: Any, without: Iterable[Any] = ()) -> Iterator[Any]:
+def made_of(
+    value: Any, without: Iterable[Any] = (), through: Set[str] = frozenset()
+) -> Iterator[Any]:
     """List the operations that a value is made by from what is in a batch."""
     todo, seen = [value], {id(each) for each in without}
     while todo:
         tensor = todo.pop()
-        if id(tensor) in seen or tensor.op.type in SHAPES or tensor.op.type == "ReadVariableOp":
+        if id(tensor) in seen or tensor.op.type in {*SHAPES, "ReadVariableOp"} - through:
             continue
         seen.add(id(tensor))
         yield tensor.op

@@ -34,14 +34,26 @@ def is_dense(layer: Any) -> bool:
     return type(layer) in (keras.layers.Dense, keras.layers.EinsumDense) and layer.built
 
 
+def is_table(layer: Any) -> bool:
+    """Say whether a layer looks words up in a table, which can be cut by its rows."""
+    import keras
+
+    return isinstance(layer, keras.layers.Embedding) and layer.built
+
+
+def has_parts(layer: Any) -> bool:
+    """Say whether a layer can be cut itself."""
+    return is_dense(layer) or is_table(layer)
+
+
 def inner(layer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Give a layer and those inside it with their names; what has no dense ones stays closed."""
+    """Give a layer and those inside it with their names; what none of can be cut stays closed."""
     import keras
 
     yield name, layer
-    if not isinstance(layer, keras.layers.Layer) or is_dense(layer):
+    if not isinstance(layer, keras.layers.Layer) or has_parts(layer):
         return
-    if any(map(is_dense, _private.layers_of(layer))):
+    if any(map(has_parts, _private.layers_of(layer))):
         for each in _private.inside(layer):
             yield from inner(each, f"{name}/{each.name}")
 
@@ -147,13 +159,14 @@ class Leaves:
             for leaf in leaves:
                 way = ways[leaf.layer].kind if leaf.layer in ways else ""
                 cut = any(kinds[each] in CUT for each in leaf.sources)
-                if way == "rows" and not cut:
+                table = bool(way) and is_table(leaf.layer)
+                if way == "rows" and not cut and not table:
                     why = "is cut by rows, and no layer before it by columns"
                     raise ValueError(wrong(leaf.name, why))
-                if way in CUT and cut:
+                if (way in CUT or table) and cut:
                     why = f"cannot be cut by {way}: the layer before it is cut by columns"
                     raise ValueError(wrong(leaf.name, why))
-                kinds[leaf] = way or ("between" if cut else "alone")
+                kinds[leaf] = "table" if table else way or ("between" if cut else "alone")
         for leaf in self.ends():
             if kinds[leaf] in CUT:
                 why = "is cut by columns, and no layer behind it by rows"

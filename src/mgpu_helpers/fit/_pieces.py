@@ -8,23 +8,22 @@ side by side in the graph, and each device does its tasks in the order of a sche
 from __future__ import annotations
 
 import contextlib
-import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mgpu_helpers import _private
 from mgpu_helpers._models import graph_of, instead, takes_training
-from mgpu_helpers.fit._asking import ask_pieces
-from mgpu_helpers.fit._kinds import is_own
+from mgpu_helpers.fit._asking import LAST, Ways, ask_parts, may_be_no_mean, own_losses
+from mgpu_helpers.fit._kinds import MEAN, SUM, is_own
 from mgpu_helpers.fit._means import mean_of
 from mgpu_helpers.fit._order import STEP, Order, added_now
 from mgpu_helpers.fit._placing import build_optimizers, placing
 from mgpu_helpers.fit._rows import on
-from mgpu_helpers.fit._segments import normalizes
+from mgpu_helpers.fit._segments import kept_as_known, normalizes
 from mgpu_helpers.fit.layout import SCHEDULES
-from mgpu_helpers.fit.shares import PIECE, Whole, part_of, size_of
-from mgpu_helpers.fit.trainer import again, in_force
+from mgpu_helpers.fit.shares import as_part, of_workers, scaled, workers_here
+from mgpu_helpers.fit.trainer import by_few, in_force
 from mgpu_helpers.towers.averages import same_rows, times, total
 from mgpu_helpers.towers.shards import like, rows
 
@@ -35,6 +34,7 @@ class Pieces:
     def __init__(self, laid: Any) -> None:
         self.laid, self.model, self.count = laid, laid.model, laid.layout.pieces
         self.original, self.sums, self.known = laid.step, _Sums(), False
+        self.ways: list[str] = []  # of what the step gives; else the last piece's
         self.by_step = not laid.layout.staged or laid.layout.schedule == SCHEDULES[0]
         if self.by_step and self.model.compiled:
             self._check_optimizers()
@@ -52,34 +52,41 @@ class Pieces:
 
     def step(self, data: Any) -> Any:
         """Train the model once with a batch."""
+        if not self.known:
+            if is_own(self.original) and self.model.distribute_strategy.num_replicas_in_sync > 1:
+                raise ValueError(
+                    f"the train_step of {self.model.name!r} is one of your own, which replicas "
+                    "cannot take in pieces: make the model outside of the scope and take "
+                    f"fit.use(model, plan, pieces={self.count}), which shares each piece."
+                )
+            self.known = True
+            if self._needed():
+                by_few(self._ask, data)
         if not self.by_step:
             return self.original(data)
         batch = _Batch(self, data)
         return batch.side_by_side() if self.laid.layout.staged else batch.in_a_loop()
 
-    def needed(self) -> bool:
-        """Say whether somebody else than Keras may have made a loss."""
+    def _needed(self) -> bool:
+        """Say whether somebody else than Keras may have made a loss, or may give a number."""
         import keras
 
-        kinds = {type(each) for each in _private.layers_of(self.model)} - {type(self.model)}
+        given = _private.compiled_with(self.model) if self.model.compiled else {}
+        metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
         return self.by_step and (
-            is_own(self.original) or is_own(self.model.compute_loss)
-            or any(map(_may_be_no_mean, keras.tree.flatten(self.model.loss)))
-            or any(not each.__module__.startswith("keras.") for each in kinds)
+            own_losses(self.model) or is_own(self.original) or is_own(self.model.compute_loss)
+            or any(map(may_be_no_mean, keras.tree.flatten(metrics))) or self.laid.has_own
         )  # fmt: skip
 
-    def ask(self, batch: Any) -> None:
-        """Find out by a first batch whether losses that Keras did not make are means.
+    def _ask(self, few: Any) -> None:
+        """Find out by a few examples whether losses that Keras did not make are means.
 
         Stages can take the pieces within one call as well, and one loss of the whole batch.
         """
-        if (size := int(size_of(batch))) < 2:
-            return
-        few = part_of(batch, 0, max(2, -(-size // self.count)))
-        build_optimizers(self.model)  # where the weights lie
+        with self.model.distribute_strategy.scope():
+            build_optimizers(self.model)  # where the weights lie
         try:
-            with in_force():
-                ask_pieces(self.original, few)
+            self.ways = ask_parts(self._given, few, is_own(self.original), self._names)
         except ValueError as error:
             if not self.laid.layout.staged:
                 raise
@@ -89,36 +96,35 @@ class Pieces:
                 f"stages hold all of them: {error}",
                 stacklevel=2,
             )
-        self.known = True
 
-    def make_train_function(self, force: bool = False) -> Any:
-        """Make the function that `fit` calls, which asks before its first step."""
+    def _given(self, data: Any) -> list[tuple[Any, str, Ways]]:
+        """Run the step, and say what it may give."""
+        import keras
         import tensorflow as tf
 
+        given = []
+        for path, x in keras.tree.flatten_with_path(self.original(data)):
+            x, ways = tf.convert_to_tensor(x), Ways({None: LAST})
+            if x.shape.is_fully_defined():
+                ways |= {MEAN: MEAN, SUM: SUM} if x.dtype.is_floating else {SUM: SUM}
+            given.append((x, f"{'/'.join(map(str, path))} of what its step gives", ways))
+        return given
+
+    def _names(self) -> tuple[dict[int, str], set[int]]:
+        """Name variables by the `id` of their handles, "" where pieces may change them; updated."""
+        model, metrics = self.model, self.model.metrics_variables
+        local = model.distribute_strategy.experimental_local_results
+        known = kept_as_known(model) | {id(v) for v in metrics}
+        names = {id(one.handle): "" if id(v) in known else v.path
+                 for v in [*model.variables, *metrics] for one in local(v.value)}  # fmt: skip
+        updated = [*model.trainable_variables, getattr(model.optimizer, "iterations", None)]
+        return names, {id(one.handle) for v in updated if v is not None for one in local(v.value)}
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Make the function that `fit` calls, which asks in its first step."""
         self._check_optimizers()
-        made = self.laid.make("make_train_function", force)
-        function = self.model.train_function
-        if hasattr(function, "of_keras"):  # that of a strategy of fit, which asks itself
-            return made
-        self.known = not self.needed()
-
-        def first(iterator: Any) -> Any:
-            if self.known or isinstance(iterator, tf.distribute.DistributedIterator):
-                return function(iterator)
-            handed_out = isinstance(iterator, tf.data.Iterator)
-            if not handed_out:  # by train_on_batch
-                iterator = iter([*iterator])
-            batches = [*itertools.islice(iterator, self.model.steps_per_execution)]
-            if not batches:
-                raise StopIteration
-            self.ask(batches[0].batch if isinstance(batches[0], Whole) else batches[0])
-            given = again(batches, iterator.element_spec) if handed_out else batches
-            return function(iter(given))
-
-        vars(first)["of_keras"] = function
-        self.model.train_function = first
-        return made
-
+        self.known = False  # it may be compiled with another loss
+        return self.laid.make("make_train_function", force)
 
 
 def warn_of_normalizing(model: Any) -> None:
@@ -129,13 +135,6 @@ def warn_of_normalizing(model: Any) -> None:
             "batch, so that the weights are not those of the whole batch.",
             stacklevel=4,
         )
-
-
-def _may_be_no_mean(loss: Any) -> bool:
-    """Say whether a loss of compile may give one number, and not one for each example."""
-    if isinstance(loss, str) or type(loss).__module__.startswith("keras."):
-        return getattr(loss, "name", loss) in ("dice", "tversky")
-    return loss is not None and not getattr(loss, "__module__", "").startswith("keras.")
 
 
 class _Given(NamedTuple):
@@ -162,7 +161,11 @@ class _Batch:
         self.batches = {k for k, x in leaves if tf.is_tensor(x) and x.shape.rank != 0}
         self.size = rows(self.leaves[min(self.batches)])
         self.fixed = not tf.is_tensor(self.size)
-        self.totals = _totals(self.model, data)
+        self.totals = {  # of all replicas; a share of them, as the piece's mean becomes one
+            k: scaled(of_workers(tf.cast(count, "float64")))
+            if workers_here() > 1 and tf.is_tensor(count) else count
+            for k, count in _totals(self.model, data).items()
+        }
         self.weights = self.model.trainable_variables
         self.apart = bool(pieces.laid.layout.devices)  # gradients are added up where weights lie
 
@@ -177,7 +180,6 @@ class _Batch:
             own[k].set_shape([known, *self.leaves[k].shape[1:]])
         counts = share * self.size if self.fixed else share
         scope = keras.StatelessScope(state, collect_losses=True)
-        token = PIECE.set(share)
         for weight in self.weights:  # where regularizers look; a tape knows it as a variable only
             scope.add_update((weight, weight.value))
 
@@ -185,14 +187,23 @@ class _Batch:
             return _shared(loss, self.totals.get(k), share)
 
         with (
-            scope, _recorded(self.model) as slopes,
+            scope, _recorded(self.model) as slopes, as_part(share), in_force(),
             _private.losses_as(self.model, as_share, counts),
         ):  # fmt: skip
-            try:
-                logs = self.pieces.original(keras.tree.pack_sequence_as(self.data, own))
-            finally:
-                PIECE.reset(token)
-        return _Given(keras.tree.map_structure(tf.convert_to_tensor, logs), slopes, scope)
+            logs = self.pieces.original(keras.tree.pack_sequence_as(self.data, own))
+        flat = [tf.convert_to_tensor(x) for x in keras.tree.flatten(logs)]
+        self.ways = self.pieces.ways or [LAST] * len(flat)
+        flat = [times(share, x) if way == MEAN else x
+                for way, x in zip(self.ways, flat, strict=True)]  # fmt: skip
+        return _Given(keras.tree.pack_sequence_as(logs, flat), slopes, scope)
+
+    def added(self, before: Any, logs: Any) -> Any:
+        """Put together what a step gives for pieces before and for a further one."""
+        import keras
+
+        pairs = zip(self.ways, keras.tree.flatten(before), keras.tree.flatten(logs), strict=True)
+        flat = [b if way == LAST else a + b for way, a, b in pairs]
+        return keras.tree.pack_sequence_as(logs, flat)
 
     def scaled(self, slopes: list[tuple[Any, Any]], share: Any) -> list[tuple[Any, Any]]:
         """Let the gradients of a piece count by its share, each where its weight lies."""
@@ -228,9 +239,10 @@ class _Batch:
         import tensorflow as tf
 
         size, pieces, kept = self.size, self.pieces.count, self.pieces.sums
+        size = size if self.fixed else tf.maximum(size, 1)  # a worker may have none
         last = min(pieces, size) if self.fixed else tf.minimum(pieces, size)
 
-        def piece(i: Any, state: Any) -> tuple[Any, list[tuple[Any, Any]], Any]:
+        def some(i: Any, state: Any) -> tuple[Any, list[tuple[Any, Any]], Any]:
             least, more = size // last, size % last  # the first pieces have one more
             start = i * least + tf.minimum(i, more)
             even = self.fixed and not more
@@ -238,16 +250,17 @@ class _Batch:
             given = self.take(start, length, length if even else None, state, length / size)
             return given.logs, self.scaled(given.slopes, length / size), given.scope
 
-        given, slopes, scope = piece(tf.constant(0), ())
+        given, slopes, scope = some(tf.constant(0), ())
         weights, changed = [weight for _, weight in slopes], self.changes(scope)
 
-        def body(i: Any, state: Any, added: Any, _: Any) -> Any:
-            given, slopes, scope = piece(i, zip(changed, state, strict=True))
+        def body(i: Any, state: Any, added: Any, before: Any) -> Any:
+            given, slopes, scope = some(i, zip(changed, state, strict=True))
             if self.apart:
                 kept.add(slopes)
             else:
                 added = total([added, [slope for slope, _ in slopes]])
-            return i + 1, [scope.get_current_value(v) for v in changed], added, given
+            state = [scope.get_current_value(v) for v in changed]
+            return i + 1, state, added, self.added(before, given)
 
         state = [scope.get_current_value(v) for v in changed]
         added = kept.begin(slopes) if self.apart else [slope for slope, _ in slopes]
@@ -283,19 +296,18 @@ class _Batch:
             token = STEP.set((order, k))
             try:
                 given = self.take(begin, most(length, 1), known and max(known, 1),
-                                  state.values(), most(length, 1) / size)  # fmt: skip
+                                  state.values(), most(length, 1) / most(size, 1))  # fmt: skip
             finally:
                 STEP.reset(token)
             for variable in self.changes(given.scope):
                 value = given.scope.get_current_value(variable)
                 before = state.get(id(variable), (variable, variable.value))[1]
                 state[id(variable)] = variable, tf.where(some, value, before)
-            new = given.logs if logs is None else tf.nest.map_structure(
-                lambda a, b: tf.where(some, a, b), given.logs, logs  # noqa: B023
+            logs = given.logs if logs is None else tf.nest.map_structure(
+                lambda a, b: tf.where(some, a, b), self.added(logs, given.logs), logs  # noqa: B023
             )
-            logs = new
             with order.task(f"B{k}") as results:  # or several pieces' gradients would wait
-                for slope, weight in self.scaled(given.slopes, length / size):
+                for slope, weight in self.scaled(given.slopes, length / most(size, 1)):
                     with tf.device(weight.value.device):
                         before = sums.get(id(weight), (weight, None))[1]
                         sums[id(weight)] = weight, added_now(before, slope)
@@ -452,8 +464,11 @@ class _Sums:
                 tensors = _tensors(slope)
                 dense = len(tensors) == 1
                 for v, x in zip(self.of[id(weight)], tensors, strict=True):
-                    values.append(tf.ensure_shape(v, x.shape if dense else [None, *x.shape[1:]]))
-                    v.assign(tf.zeros(0, v.dtype))
+                    shape = weight.shape if dense else [None, *x.shape[1:]]
+                    values.append(tf.ensure_shape(v, shape))
+                    # Of the same rank, which TensorFlow takes what it reads for, too.
+                    empty = [0, *(n or 1 for n in shape[1:])] if len(shape) else []
+                    v.assign(tf.zeros(empty, v.dtype))
             found.append(values[0] if dense else tf.IndexedSlices(*values, slope.dense_shape))
         return found
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit._cut_layers import check_optimizer
 from mgpu_helpers.fit._moving import optimizers_of
 
 LENGTH = 1000  # of an axis that a graph does not know, such as a batch: longer than most others
@@ -54,7 +55,7 @@ def placed_step(model: Any, train_step: Any, cut: Any = None) -> Callable[[Any],
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
         if cut is not None:
-            cut.check()
+            check_optimizer(model, cut.cuts)  # which may have become another
         with placing(model):
             return train_step(data)
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._models import laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._steps import Done, in_reverse, numbers_of, steps, undisturbed
-from mgpu_helpers.fit.laying import alone, laid_out, layout, use
+from mgpu_helpers.fit.laying import alone, layout, use
 from mgpu_helpers.fit.shares import part_of, size_of
 
 # How far numbers may be apart that are the same, as a share of their norm: so many times what
@@ -55,7 +56,7 @@ def _of_whole_and_cut(model: Any, batch: Any) -> list[str]:
             one, turned = steps(model, variables, "/GPU:0", back, (batch, in_reverse(batch)))
             before = {each.name: numbers_of(each.copies[0]) for each in variables}
     finally:
-        cuts = laid_out(use(model, cut)).cut.cuts  # type: ignore[union-attr]
+        cuts = laid_out(use(model, cut)).cut.cuts
     with undisturbed(model, batch) as (variables, back):
         (parts,) = steps(model, variables, None, back, (batch,))
         names = {id(each.holder): each.name for each in variables}

@@ -10,6 +10,7 @@ from mgpu_helpers import _private
 from mgpu_helpers._layers import Value, run_calls
 from mgpu_helpers.fit._recompute import computed_twice
 from mgpu_helpers.fit._segments import Segment
+from mgpu_helpers.fit.shares import workers_here
 
 APART = 10**9  # between the seeds of two rows; Keras draws none that is larger
 
@@ -47,7 +48,8 @@ class Row:
             for v in every:  # each row draws for itself
                 if v.name == "seed_generator_state" and number:
                     with on(device):
-                        shift = tf.constant([number * APART, 0], self.read[d][id(v)].dtype)
+                        apart = number * APART * workers_here()
+                        shift = tf.constant([apart, 0], self.read[d][id(v)].dtype)
                         self.read[d][id(v)] += shift
 
     def begin(self, values: dict[Value, Any]) -> None:

@@ -185,6 +185,31 @@ def normalizes(layer: Any) -> bool:
     return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
+def has_own(model: Any) -> bool:
+    """Say whether what parts of a batch give of some layer or operation only its author knows."""
+    import keras
+
+    means = keras.regularizers.L1 | keras.regularizers.L2 | keras.regularizers.L1L2 | None
+    every = _private.layers_of(model)
+    inside = [x for each in every if isinstance(each, keras.Function) for x in each.operations]
+    return any(
+        not type(each).call.__module__.startswith(("keras.", "keras_hub."))
+        or isinstance(each, keras.layers.Lambda)
+        or not isinstance(each.activity_regularizer, means)
+        for each in every
+    ) or not all(isinstance(each, keras.Layer) for each in inside)
+
+
+def kept_as_known(model: Any) -> set[int]:
+    """Give the `id` of variables that parts of a batch may change: moving averages and seeds."""
+    import keras
+
+    normal = [each for each in _private.layers_of(model)
+              if isinstance(each, keras.layers.BatchNormalization)]  # fmt: skip
+    seeds = [v for v in model.variables if v.name == "seed_generator_state"]
+    return {id(v) for v in [*seeds, *(v for each in normal for v in each.variables)]}
+
+
 def check_layers(model: Any, graph: LayerGraph | None, synchronized: bool) -> None:
     """Refuse a model whose layers a share or a piece of the batch cannot train, or not so."""
     layers = _private.layers_of(model)

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mgpu_helpers import _private
-from mgpu_helpers._models import instead
+from mgpu_helpers._models import instead, laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._moving import within
-from mgpu_helpers.fit.laying import laid_out
 from mgpu_helpers.fit.mends import equal_seeds
 from mgpu_helpers.fit.shares import Whole
 from mgpu_helpers.fit.trainer import built_for, in_force

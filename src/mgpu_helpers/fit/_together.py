@@ -96,6 +96,8 @@ class Together:
         import tensorflow as tf
 
         others = range(1, len(self.devices))
+        if kind == "table":
+            return self._looked_up(layer, _given(args, named), args[1:], named)
         if kind == "columns":
             x = _given(args, named)
             for d in others:
@@ -118,6 +120,32 @@ class Together:
                 with self._on(d):
                     self.made[k, d] = self._copied(own, d)
         return made
+
+    def _looked_up(self, layer: Any, x: Any, more: Any, named: Any) -> Any:
+        """Look words up where their rows are; or, in reverse, make each device's part of logits."""
+        import tensorflow as tf
+
+        named, made, first = {k: v for k, v in named.items() if k != "inputs"}, [], 0
+        back, ids = named.get("reverse", any(more)), x
+        if not back:
+            x = tf.cast(x, "int32")
+            x = tf.where(x < 0, x + layer.input_dim, x)  # as Keras counts from the end
+        for d, parts in enumerate(self.parts):
+            with self._on(d) if d else contextlib.nullcontext():
+                part, own = parts[layer], self._copied(x, d)
+                if back:
+                    made.append(part.call(own, *more, **named))
+                    continue
+                there = (own >= first) & (own < first + part.input_dim)
+                y = part.call(tf.where(there, own - first, 0), *more, **named)
+                made.append(tf.where(there[..., None], y, tf.zeros_like(y)))
+                first += part.input_dim
+        if back:
+            return tf.concat(made, -1)
+        y = tf.add_n([made[0], *map(tf.identity, made[1:])])
+        if layer.mask_zero:
+            _private.set_mask(y, tf.not_equal(ids, 0))
+        return y
 
     def _come(self, k: int, d: int) -> Any:
         """Let a device come up to a step; give what the layer there takes."""

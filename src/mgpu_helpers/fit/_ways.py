@@ -12,7 +12,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._layers import LayerGraph
-from mgpu_helpers.fit._leaves import Leaf, Leaves, is_dense, named
+from mgpu_helpers.fit._leaves import Leaf, Leaves, has_parts, is_dense, is_table, named
 from mgpu_helpers.towers.shards import shard_sizes
 
 
@@ -38,8 +38,8 @@ def axes(layer: Any) -> tuple[str, str, str]:
 
 
 def kernel(layer: Any) -> Any:
-    """Give the shape of a kernel; the property would compute what LoRA makes of it."""
-    return next(v.shape for v in layer.weights if v.name == "kernel")
+    """Give the shape of a kernel or table; the property would compute what LoRA makes of it."""
+    return next(v.shape for v in layer.weights if v.name in ("kernel", "embeddings"))
 
 
 def _letters(layer: Any, kind: str) -> list[str]:
@@ -51,6 +51,8 @@ def _letters(layer: Any, kind: str) -> list[str]:
 
 def _way(layer: Any, way: Any) -> Any:
     """Give "heads", or columns or rows with an axis of the kernel; None if it cannot be cut so."""
+    if is_table(layer):
+        return ("rows", 0) if way in ("rows", 0) else None
     if not is_dense(layer):
         return way if way == "heads" and _private.of_attention(layer) else None
     own = axes(layer)[1]
@@ -69,14 +71,14 @@ def asked(graph: LayerGraph, layers: Sequence[tuple[str, Any]]) -> dict[Any, Any
     found: dict[Any, Any] = {}
     for pattern, way in layers:
         if isinstance(way, int):
-            kernels = [layer for name, layer in there
-                       if is_dense(layer) and _matches(pattern, f"{name}/kernel")]  # fmt: skip
+            kernels = [layer for name, layer in there if has_parts(layer) and _matches(
+                pattern, f"{name}/{'embeddings' if is_table(layer) else 'kernel'}")]  # fmt: skip
             own = {around.get(layer, layer): "heads" if layer in around else _way(layer, way)
                    for layer in kernels}  # fmt: skip
             if not own:
                 warnings.warn(
-                    f"{pattern!r} names no kernel of a Dense or EinsumDense layer: what it names, "
-                    "such as an embedding, stays whole on the first device.", stacklevel=6,
+                    f"{pattern!r} names no kernel of a Dense or EinsumDense layer and no table of "
+                    "an Embedding: what it names stays whole on the first device.", stacklevel=6,
                 )  # fmt: skip
                 continue
         else:
@@ -87,11 +89,11 @@ def asked(graph: LayerGraph, layers: Sequence[tuple[str, Any]]) -> dict[Any, Any
                 f"{name}/".startswith(f"{each}/") or each.startswith(f"{name}/") for each in able
             )}  # fmt: skip
         if not own or None in own.values():
-            kinds = [name for name, layer in there if is_dense(layer) or layer in around.values()]
+            kinds = [name for name, layer in there if has_parts(layer) or layer in around.values()]
             raise ValueError(
                 f"layers={{{pattern!r}: {way!r}}} names no layers that can be cut so: Dense and "
-                "EinsumDense by columns, rows or an axis, attention by heads; of these there are "
-                f"{', '.join(kinds) or 'none'}."
+                "EinsumDense by columns, rows or an axis, an Embedding by rows, attention by "
+                f"heads; of these there are {', '.join(kinds) or 'none'}."
             )
         found |= own
     return found

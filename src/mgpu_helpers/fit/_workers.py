@@ -28,7 +28,7 @@ def of_all(strategy: Any, numbers: Any) -> Any:
     return every[:: strategy.local]
 
 
-def compare(strategy: Any, named: dict[str, Any]) -> None:
+def compare(strategy: Any, named: dict[str, Any], advice: str = SAME) -> None:
     """Raise on every worker where one has another number, of which each has a name."""
     import tensorflow as tf
 
@@ -36,7 +36,7 @@ def compare(strategy: Any, named: dict[str, Any]) -> None:
     for what, values in zip(named, columns.tolist(), strict=True):
         if len(set(values)) > 1:
             each = ", ".join(f"{value:g} in worker {i}" for i, value in enumerate(values))
-            raise ValueError(f"the workers differ in the {what}: {each}. {SAME}")
+            raise ValueError(f"the workers differ in the {what}: {each}. {advice}")
 
 
 def compare_lengths(iterator: Any, strategy: Any) -> None:

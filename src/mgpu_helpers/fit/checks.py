@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import counted
-from mgpu_helpers._models import ready
+from mgpu_helpers._models import laid_out, ready
 from mgpu_helpers._names import short
 from mgpu_helpers._private import layers_of
 from mgpu_helpers.devices.machine import one_of_several_workers
@@ -18,7 +18,6 @@ from mgpu_helpers.devices.plan import current
 from mgpu_helpers.fit._asking import Refused
 from mgpu_helpers.fit._proof import differences
 from mgpu_helpers.fit.data import batches
-from mgpu_helpers.fit.laying import laid_out
 from mgpu_helpers.fit.shares import part_of, size_of
 from mgpu_helpers.fit.trainer import check_model
 
@@ -59,7 +58,8 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
         loud += _of_devices(strategy)
     sentences = [*loud, *_of_rate(model, sizes, rate_for), *strange]
     if n > 1:
-        sentences += _of_optimizer(model)
+        if laid_out(model) is None:  # else each worker updates its own
+            sentences += _of_optimizer(model)
         if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
             sentences += [*_of_sizes(sizes, n), *_of_sharding(data), *_of_layers(model)]
             sentences += _of_losses(model, strategy)
@@ -74,6 +74,11 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
 
 
 def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
+    if replicas > 1 and laid_out(model) is not None and laid_out(model).across:
+        return [
+            f"a step of {model.name!r} was not compared with one device's: workers share it. Run "
+            "the script in one process, where fit.check compares the same layout."
+        ]
     rows = int(size_of(batch))
     if not getattr(model.distribute_strategy, "of_fit", False):
         rows -= rows % replicas  # which fit of a plain strategy refuses to begin with

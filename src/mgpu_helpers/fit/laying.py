@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from mgpu_helpers import _private
 from mgpu_helpers._layers import Call, LayerGraph
-from mgpu_helpers._models import ready
+from mgpu_helpers._models import NAME, check_call, laid_out, ready
 from mgpu_helpers._train import HOST
+from mgpu_helpers.devices.machine import one_of_several_workers
+from mgpu_helpers.fit._across import join, leave, share_metrics
 from mgpu_helpers.fit._call import composed, where_it_is
 from mgpu_helpers.fit._cut_layers import CutLayers
 from mgpu_helpers.fit._effect import without_effect
 from mgpu_helpers.fit._islands import compiling
+from mgpu_helpers.fit._kinds import is_own
 from mgpu_helpers.fit._moving import moved
 from mgpu_helpers.fit._pieces import Pieces, warn_of_normalizing
-from mgpu_helpers.fit._placing import placed_step
+from mgpu_helpers.fit._placing import build_optimizers, placed_step
 from mgpu_helpers.fit._segments import (
     Segment,
     check_layers,
     columns,
+    has_own,
     normalizes,
     parts_to_run_again,
     segments_of,
@@ -31,8 +36,6 @@ from mgpu_helpers.fit._segments import (
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.pipeline.schedule import all_forward, one_forward_one_backward
 from mgpu_helpers.towers.shards import shard_sizes
-
-NAME = "laid_out"  # of what a model holds of ours
 
 
 def use(model: Any, layout: Any = None, **options: Any) -> Any:
@@ -54,7 +57,8 @@ def use(model: Any, layout: Any = None, **options: Any) -> Any:
     losses, metrics, callbacks, a train_step of one's own. Weights and histories are, to rounding,
     those of one device; dropout draws for each row and piece. The model may be compiled before or
     after. What is saved is the model as it was. `alone` undoes all of it, as before an export.
-    Where Keras would compile, XLA compiles what each device does between two exchanges.
+    Where Keras would compile, XLA compiles what each device does between two exchanges. Under `mgpu
+    cluster` the layout lies within each worker, and the workers share each batch.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -103,11 +107,6 @@ def layout(model: Any) -> Layout:
     return Layout() if laid is None else laid.layout
 
 
-def laid_out(model: Any) -> Laid | None:
-    """Give what a model holds of ours; None where it is as Keras made it."""
-    return vars(model).get(NAME)
-
-
 def _wanted(model: Any, given: Any, options: Mapping[str, Any]) -> Layout:
     """Give the layout that is asked for, with devices that are there."""
     from mgpu_helpers.devices.plan import Plan, checked
@@ -143,6 +142,8 @@ class Laid:
     def __init__(self, model: Any, layout: Layout) -> None:
         self.model, self.layout = model, layout
         self.original, step = model.call, model.train_step
+        if layout.devices:
+            check_call(model)
         needs_graph = bool(layout.staged or layout.layers or layout.recompute)
         several = layout.pieces > 1
         ready(model, single=bool(layout.devices), trained=several, functional=needs_graph)
@@ -150,6 +151,8 @@ class Laid:
         if layout.devices or several:
             meets = layout.synchronized and len(layout.rows) > 1
             check_layers(model, self.graph, meets)
+        self.has_own = has_own(model)
+        self.ways: dict[str, list[str]] = {}  # of what they add to the loss, by training
         self.stages: list[int] = []
         self.again: list[int] = []
         self.cut = None
@@ -163,6 +166,18 @@ class Laid:
                 f"{normal[0].name} needs all rows layer by layer, and recompute gives {model.name} "
                 "parts that run alone: use synchronized=False, or build the model in the scope of "
                 "fit.strategy, which does both."
+            )
+        own = model.distribute_strategy.num_replicas_in_sync == 1
+        self.across = own and one_of_several_workers()
+        if self.across and not layout.synchronized:
+            raise ValueError(
+                "synchronized=False would give each worker statistics of its own, and with them "
+                "another model: leave it out, or build the model in the scope of fit.strategy()."
+            )
+        if self.across and several and is_own(step):
+            raise ValueError(
+                f"{model.name} has a train_step of its own, which cannot be taken in pieces where "
+                "workers share a batch: leave pieces out."
             )
         self.step = placed_step(model, step, self.cut) if layout.devices else step
         self.pieces = Pieces(self) if several else None
@@ -221,6 +236,8 @@ class Laid:
         methods = self._methods()
         self.before = {name: own for name, own in vars(model).items() if name in methods}
         vars(model).update(methods)
+        if self.across:
+            join(model, self.layout)
         _forget_functions(model)
 
     def _methods(self) -> dict[str, Any]:
@@ -244,11 +261,44 @@ class Laid:
         own = getattr(type(self.model), name)
         if self.model.distribute_strategy.num_replicas_in_sync > 1:
             return own(self.model, force)
+        with self.compiling():
+            made = own(self.model, force)
+        if name == "make_train_function" and not hasattr(self.model.train_function, "unbuilt"):
+            self.model.train_function = self._built_first(self.model.train_function)
+        return made
+
+    def compiling(self) -> Any:
+        """Let Keras make functions in the block that are compiled on each of the devices."""
         devices = {*(self.layout.devices or ["/GPU:0", "/CPU:0"])}
         if self.layout.state != "host":
             devices |= {v.value.device for v in self.model.trainable_variables}
-        with compiling(self.model, devices, self.layout.compiled):
-            return own(self.model, force)
+        return compiling(self.model, devices, self.layout.compiled)
+
+    def share(self) -> None:
+        """Make what the first step makes, of a model that several workers share."""
+        if self.across:
+            build_optimizers(self.model)
+            share_metrics(self.model)
+
+    def _built_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make variables before the step is traced: TensorFlow traces what makes some again."""
+        import keras
+        import tensorflow as tf
+
+        model = self.model
+        ours = (self.step, model.compute_loss, model.compute_metrics)
+        known = self.graph is not None and not any(map(is_own, ours))
+
+        def first(iterator: Any) -> Any:
+            build_optimizers(model)
+            if known and isinstance(iterator, tf.data.Iterator):
+                _, labels, _ = keras.utils.unpack_x_y_sample_weight(iterator.element_spec)
+                if labels is not None:
+                    _private.build_compiled(model, labels)
+            return function(iterator)
+
+        first.unbuilt = function  # type: ignore[attr-defined]
+        return first
 
     def _move(self) -> None:
         """Move each variable to the device that has it, with what the optimizer keeps for it."""
@@ -307,6 +357,8 @@ class Laid:
         for name in (NAME, *self._methods()):
             vars(model).pop(name, None)
         vars(model).update(self.before)
+        if self.across:
+            leave(model)
         if self.cut:
             self.cut.undo()
         moved(model, self.homes)

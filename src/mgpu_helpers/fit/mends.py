@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
-from mgpu_helpers.fit._asking import Refused
+from mgpu_helpers.fit._asking import GIVES, Refused, check_inside
 from mgpu_helpers.fit._kinds import alike, asking, common, is_of_replica, is_sum, now
 from mgpu_helpers.fit._rows import APART
 from mgpu_helpers.fit.shares import (
@@ -35,6 +35,7 @@ from mgpu_helpers.fit.shares import (
     unscaled,
 )  # fmt: skip
 from mgpu_helpers.towers.averages import same_rows
+from mgpu_helpers.towers.shards import like
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 # Whether the metric of an output's loss is updated, and whether replicas add something up.
@@ -234,12 +235,13 @@ def mean(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         number = tf.is_tensor(values) and values.shape.rank == 0 and values.dtype.is_floating
-        number = number and not ((step := now()) and step.pieces)
+        share, weight = PIECE.get() if number else None, None
         if strategy_here() and number and not getattr(values, "is_mean_of_replica", False):
             values = unscaled(share_of(values, f"what the metric {self.name} is updated with"))
-            if sample_weight is None:  # the replicas are one batch
-                sample_weight = scaled(tf.ones([], values.dtype))
-        return original(self, values, sample_weight)
+            weight = scaled(tf.ones([], values.dtype))  # the replicas are one batch
+        if share is not None:
+            weight = like(share, values) * (1.0 if weight is None else weight)
+        return original(self, values, weight if sample_weight is None else sample_weight)
 
     return update_state
 
@@ -280,9 +282,12 @@ def reduce(original: Callable[..., Any]) -> Callable[..., Any]:
         value = original(values, sample_weight, mask, reduction, dtype)
         if not strategy_here():
             return value
+        by_example = values.shape.rank and values.shape[0] is None and _of_outputs.get()
+        if by_example and (step := now()) is not None and step.asking:
+            step.exchanged.append((values, GIVES))
         if values.shape.rank == 0 and reduction in MEANS:  # a function has reduced it already
             return share_of(value, "the number that a loss function gives")
-        if reduction not in MEANS or asking():
+        if reduction not in MEANS or asking() or PIECE.get() is not None:
             return value
         if reduction == "mean_with_sample_weight":
             counted = _private.weights_of_loss(sample_weight, mask, value.dtype, reduction)
@@ -377,11 +382,14 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
     One that scales the loss hands on to another what it has added up.
     """
+    import tensorflow as tf
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if (step := now()) is not None and step.asking:
             if not self.built and trainable_variables is not None:
                 self.build(trainable_variables)
+            if step.pieces:
+                step.updated = len(tf.compat.v1.get_default_graph().get_operations())
             if step.pieces and step.own:
                 _check_unchanged([*grads], step, self.name)
             return None
@@ -391,15 +399,28 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
             grads = _known(grads, self.name)
         if (inner := getattr(self, "inner_optimizer", None)) is not None:
             inner.gradients_are_sums = strategy is not None
-        return original(self, grads, trainable_variables)
+        with _where_its_variables_are(self, strategy):
+            return original(self, grads, trainable_variables)
 
     return apply
+
+
+def _where_its_variables_are(optimizer: Any, strategy: Any) -> Any:
+    """Let an optimizer whose variables are a worker's own update them as on one machine."""
+    import tensorflow as tf
+
+    copied = isinstance(optimizer.variables[0].value, tf.distribute.DistributedValues)
+    if strategy is None or copied or strategy.num_replicas_in_sync == 1:
+        return contextlib.nullcontext()
+    with tf.Graph().as_default():
+        return tf.distribute.get_replica_context()
 
 
 def _check_unchanged(grads: list[Any], step: Any, name: str) -> None:
     """Refuse gradients that a step has changed: it would change those of each piece."""
     import tensorflow as tf
 
+    check_inside(step, tf.compat.v1.get_default_graph())
     known = {id(each) for each in step.common}
     flat = tf.nest.flatten(grads, expand_composites=True)
     if any(each is not None and id(each) not in known for each in flat):
@@ -462,5 +483,5 @@ MENDS = {
     "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
     "sum": sum_gradients, "whole": whole, "mean": mean, "own": own, "additional": additional,
     "gradient": gradient, "added": added, "owned": owned, "all_reduce": exchange,
-    "all_gather": noting(_adding_up, alike), "search": search, "assign": assigned,
+    "sums": mean, "all_gather": noting(_adding_up, alike), "search": search, "assign": assigned,
 }  # fmt: skip

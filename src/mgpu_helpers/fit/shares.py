@@ -8,6 +8,7 @@ every replica knows its share.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,8 +24,18 @@ UNTUNED = 16
 # The examples of the replica that is traced at the moment, and those of all; None for what `fit`
 # did not hand out.
 _share: contextvars.ContextVar[Any] = contextvars.ContextVar("share", default=None)
-# The share of a batch that the piece has which is traced at the moment.
+# The share of a batch that the piece or part has which is traced at the moment.
 PIECE: contextvars.ContextVar[Any] = contextvars.ContextVar("piece", default=None)
+
+
+@contextlib.contextmanager
+def as_part(share: Any) -> Iterator[None]:
+    """Let others know in the block which share of a batch, or of a piece of one, is computed."""
+    token = PIECE.set(share if (outer := PIECE.get()) is None else outer * share)
+    try:
+        yield
+    finally:
+        PIECE.reset(token)
 
 
 class Whole(NamedTuple):
@@ -75,7 +86,7 @@ def _slice(x: Any, begin: Any, end: Any) -> Any:
         size = tf.cast(end - begin, tf.int64)[None]
         first = tf.concat([tf.cast(begin, tf.int64)[None], 0 * x.dense_shape[1:]], 0)
         return tf.sparse.slice(x, first, tf.concat([size, x.dense_shape[1:]], 0))
-    return x[begin:end] if hasattr(x, "shape") else x
+    return x[begin:end] if getattr(x, "shape", ()) else x
 
 
 def size_of(batch: Any) -> Any:
@@ -83,7 +94,7 @@ def size_of(batch: Any) -> Any:
     import tensorflow as tf
 
     flat = tf.nest.flatten(batch)
-    return rows(next(each for each in flat if getattr(each, "shape", None) is not None))
+    return rows(next(each for each in flat if getattr(each, "shape", ())))
 
 
 def part_of(batch: Any, begin: Any, end: Any) -> Any:
@@ -192,7 +203,7 @@ def terms_of(value: Any, what: str) -> Terms:
     step = now()
     if is_share(value):
         return [(value, 1.0)]
-    if step is None:
+    if step is None or PIECE.get() is not None and not step.pieces:  # a mean: it was asked
         return [(value, scaled(tf.ones([], value.dtype)))]
     known, rest = apart(value, step)
     terms = [(x, like(f, x) * like(times, x)) for _, of, f in known for x, times in of]
@@ -221,6 +232,21 @@ def _unless_of_nothing(x: Any, count: Any, mean: Any, message: str) -> Any:
         return tf.identity(x)
 
 
+def workers_here() -> int:
+    """Count the replicas of which one is traced at the moment, of a layout on several workers."""
+    strategy = None if asking() else strategy_here()
+    return 1 if strategy is None else strategy.num_replicas_in_sync
+
+
+def of_workers(value: Any) -> Any:
+    """Add up what each worker's rows have together; on one machine that is all."""
+    import tensorflow as tf
+
+    if workers_here() == 1:
+        return value
+    return tf.distribute.get_replica_context().all_reduce("SUM", value)
+
+
 def loss(value: Any, of: Any = "mean") -> Any:
     """Say in a `train_step` or a `compute_loss` what a loss is, where `fit` cannot find it out.
 
@@ -239,13 +265,13 @@ def loss(value: Any, of: Any = "mean") -> Any:
     if isinstance(of, str) and of not in ("mean", "sum"):
         raise ValueError(f'a loss is a "mean", a "sum", or a mean of a number, not {of!r}.')
     if (share := PIECE.get()) is not None and isinstance(of, str) and of == "sum":
-        return value / like(share, value)  # all pieces are averaged by their shares
+        value = value / like(share, value)  # all pieces are averaged by their shares
     in_pieces = share is not None or (step := now()) is not None and step.pieces
     if in_pieces and not isinstance(of, str):
         raise ValueError(
-            "a loss is a mean of a number that each piece of a batch counts for itself, and what "
-            "pieces give is averaged by their examples: use fit.loss with a mean or a sum, or no "
-            "pieces."
+            "a loss is a mean of a number that each piece or part of a batch counts for itself, "
+            "and what they give is averaged by their examples: use fit.loss with a mean or a sum, "
+            "or compute the loss of the whole batch, without pieces and not in a layer."
         )
     if not strategy_here():
         return value
@@ -282,10 +308,12 @@ def outputs(given: Any) -> Any:
     step, strategy = now(), strategy_here()
 
     def mean(path: Any, value: Any) -> Any:
-        if not (isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype.is_floating):
+        numeric = isinstance(value, tf.Tensor) and value.shape.rank == 0
+        if not numeric or not (value.dtype.is_floating or value.dtype.is_integer):
             return value
         if step is None or not step.own:
             return shown(value)
+        value = value if value.dtype.is_floating else tf.cast(value, tf.float64)
         share = share_of(value, f"{'/'.join(map(str, path)) or 'a number'} of what its step gives")
         return share if strategy is None else share * strategy.num_replicas_in_sync
 

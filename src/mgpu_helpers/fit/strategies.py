@@ -20,6 +20,7 @@ from mgpu_helpers.fit.shares import Predicted, Shared, Whole, mark_of, taking
 from mgpu_helpers.fit.trainer import in_force, mend_entries
 
 _made: dict[tuple[str, ...], Any] = {}
+BY_WORKER = ("each worker",)
 # Gradients are exchanged in packs of at least so many bytes, those of the last layers first, while
 # the backward pass goes on. PyTorch's DistributedDataParallel takes as much.
 PACK = 25 * 2**20
@@ -55,13 +56,7 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
         devices = given.devices if isinstance(given, Plan) else checked(given)
     if devices not in _made:
         if not devices:
-            try:
-                made = _of(tf.distribute.MultiWorkerMirroredStrategy)()
-            except RuntimeError as error:
-                error.add_note(explain(error))
-                raise
-            with tf.device("/CPU:0"):
-                made.seen = tf.Variable(tf.zeros([2], tf.float64))
+            made = _of_workers()
         elif len(devices) == 1:
             made = _of(tf.distribute.OneDeviceStrategy)(devices[0])
         else:  # NCCL wants a GPU for each device, and a ring of cores cannot run in a loop
@@ -71,6 +66,34 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
         _made[devices] = made
     _made[devices].synchronized = synchronized
     return _made[devices]
+
+
+def by_worker() -> Any:
+    """Give the strategy of which each worker is one replica, whatever its devices are."""
+    import tensorflow as tf
+
+    class OneEach(tf.distribute.cluster_resolver.TFConfigClusterResolver):
+        def num_accelerators(self, *args: Any, **named: Any) -> dict[str, int]:
+            return {kind: 1 for kind in super().num_accelerators(*args, **named)}
+
+    mend_entries()
+    if BY_WORKER not in _made:
+        several = len(tf.config.list_logical_devices("GPU")) > 1
+        _made[BY_WORKER] = _of_workers(OneEach()) if several else strategy()
+    return _made[BY_WORKER]
+
+
+def _of_workers(resolver: Any = None) -> Any:
+    import tensorflow as tf
+
+    try:
+        made = _of(tf.distribute.MultiWorkerMirroredStrategy)(resolver)
+    except RuntimeError as error:
+        error.add_note(explain(error))
+        raise
+    with tf.device("/CPU:0"):
+        made.seen = tf.Variable(tf.zeros([2], tf.float64))
+    return made
 
 
 @functools.cache

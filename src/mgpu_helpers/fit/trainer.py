@@ -11,17 +11,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+
 from mgpu_helpers import _private
-from mgpu_helpers._models import instead
-from mgpu_helpers.fit._asking import build_by_step, own_metrics
+from mgpu_helpers._models import instead, laid_out
+from mgpu_helpers._train import HOST
+from mgpu_helpers.fit._asking import Uncomputed, build_by_step, own_losses, own_metrics
 from mgpu_helpers.fit._islands import compiling
 from mgpu_helpers.fit._kinds import Unknown, asking, is_own
 from mgpu_helpers.fit._moving import optimizers_of
+from mgpu_helpers.fit._segments import has_own
 from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
 from mgpu_helpers.fit.mends import MENDS, number
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole, strategy_here
 from mgpu_helpers.fit.stopping import as_before
+
+# Examples by which something is asked while only shapes are known, and the sizes of open axes.
+FEW, LENGTHS = 5, (32, 8, 1)
 
 
 def build(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +68,8 @@ def build(original: Callable[..., Any]) -> Callable[..., Any]:
 def built_for(model: Any, step: Callable[[Any], Any], specs: Any) -> Any:
     """Make the variables of a model, as its first step does; give the model."""
     strategy = model.distribute_strategy
+    if (laid := laid_out(model)) is not None:
+        laid.share()
     if getattr(strategy, "of_fit", False) and is_own(step) and _is_unbuilt(model):
         build_by_step(step, specs, strategy)
     else:
@@ -155,6 +164,10 @@ def each_compiled(model: Any) -> Iterator[None]:
     if strategy.num_replicas_in_sync == 1:
         yield
         return
+    if _across(model):
+        with laid_out(model).compiling():
+            yield
+        return
     with compiling(model, strategy.extended.worker_devices):
         yield
 
@@ -194,9 +207,12 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
                 raise StopIteration
         elif not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
+        asks = not known and (
+            own_losses(model) or own_metrics(model) or has_own(model)
+        )
         try:
             # Eagerly it would have begun to change the model before it finds out.
-            if known or not (tell or own_metrics(model) or model.run_eagerly):
+            if known or not (tell or asks or model.run_eagerly):
                 return function(iterator if handed_out else iter(iterator))
         except Unknown as error:
             if known:
@@ -351,12 +367,20 @@ def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
 
 def check_model(model: Any, strategy: Any) -> None:
     """Raise ValueError for a model that the strategy could not train."""
-    _check_choices(model, strategy)
-    _check_scope(model, strategy)
+    across = _across(model)
+    if not across:
+        _check_choices(model, strategy)
+        _check_scope(model, strategy)
     if getattr(strategy, "of_fit", False):
         _check_loop(model, strategy)
-        if strategy.num_replicas_in_sync > 1:
+        if not across and strategy.num_replicas_in_sync > 1:
             _check_metrics(model)
+
+
+def _across(model: Any) -> bool:
+    """Say whether a model is laid out within each of several workers."""
+    laid = laid_out(model)
+    return laid is not None and laid.across
 
 
 def _check_metrics(model: Any) -> None:
@@ -487,6 +511,35 @@ def in_force() -> Iterator[None]:
             _uses -= 1
             if not _uses:
                 _switch(False)
+
+
+def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
+    """Ask something with a few examples like those of a batch that is traced, which has none yet.
+
+    It is asked in a thread, which knows nothing of what is traced in this one.
+    """
+    import tensorflow as tf
+
+    def few(x: Any, length: int) -> Any:
+        if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+            return x
+        shape = [FEW, *(n or length for n in x.shape[1:])] if x.shape.rank else []
+        if x.dtype == tf.string:
+            return tf.fill(shape, "")
+        values = np.random.default_rng(0).random(shape)
+        return tf.cast(values if x.dtype.is_floating else values > 0.5, x.dtype)
+
+    def asked() -> Any:
+        with in_force(), tf.device(HOST):
+            for length in LENGTHS:
+                try:
+                    return ask(tf.nest.map_structure(functools.partial(few, length=length), like))
+                except Uncomputed:
+                    if length == LENGTHS[-1]:
+                        raise
+
+    with ThreadPoolExecutor(1) as outside:
+        return outside.submit(asked).result()
 
 
 def _switch(on: bool) -> None:

@@ -40,6 +40,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mgpu_helpers._files import check_script
 from mgpu_helpers._formatting import number, signal_name, whole
 from mgpu_helpers._processes import terminal
 from mgpu_helpers.jobs import start, sweep
@@ -149,6 +150,7 @@ def program(word: str) -> tuple[str, list[str]]:
 
 def _of_file(word: str) -> list[str]:
     if word.endswith(".py"):
+        check_script(word)
         return [sys.executable, word]
     try:
         with open(word, "rb") as file:

@@ -63,7 +63,7 @@ class Kept(Running):
             except OSError as error:
                 rows.status_file(run).unlink(missing_ok=True)
                 raise ValueError(
-                    f"No process can be started ({error.strerror}): look at `ulimit -u` and the "
+                    f"No process can be started ({error.strerror}): look at `ulimit -a` and the "
                     "memory that is left."
                 ) from None
             finally:

@@ -2,10 +2,10 @@
 
 SCRIPT:FUNCTION is a Python file and a function in it, called without arguments, that builds a Keras
 model and maybe compiles it. What the script does under `if __name__ == "__main__":` does not run,
-nor does a step: everything is counted, without a GPU, and weights get no values where that will do,
-so that the model may be larger than this machine. The function may return (model, data) with data
-as fit takes them, which say what --batch and --length do. The code at the end of each line is for
-that model, after `plan = devices.setup(N)`.
+nor what comes after its first fit, and no step does: everything is counted, without a GPU, and
+weights get no values where that will do, so that the model may be larger than this machine. The
+function may return (model, data) with data as fit takes them, which say what --batch and --length
+do. The code at the end of each line is for that model, after `plan = devices.setup(N)`.
 
   %(prog)s train.py:build_model --batch 256 --devices 2 --budget 16GB
 
@@ -20,6 +20,7 @@ counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import math
 import os
@@ -28,8 +29,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from mgpu_helpers import nvml
+from mgpu_helpers import _quiet, nvml
+from mgpu_helpers._files import check_script
 from mgpu_helpers._formatting import error_line, whole, with_options
 from mgpu_helpers.graph.step import without_values
 from mgpu_helpers.memory.paper import Paper, on_paper
@@ -85,9 +88,9 @@ def main(arguments: Sequence[str], called: str) -> int:
                 activations=options.activations, link=LINKS.get(options.link),
             )  # fmt: skip
         else:
+            made = built(options.builds)
             from mgpu_helpers.memory.planning import plan
 
-            made = built(options.builds)
             model, *data = made if isinstance(made, tuple) else (made,)
             sizes = [each for each in (options.batch, *data, options.length) if each is not None]
             if options.batch is None and not data:
@@ -138,8 +141,15 @@ def count(text: str) -> float:
     return number
 
 
+class _Trains(BaseException):
+    """A script has come to its first fit."""
+
+
 def built(text: str) -> Any:
     """Give what the function makes that is named as script.py:function."""
+    import keras
+    import tensorflow as tf
+
     script, _, name = text.rpartition(":")
     if not script.endswith(".py") or not name:
         raise ValueError(
@@ -148,13 +158,21 @@ def built(text: str) -> Any:
     path = Path(script)
     if not path.is_file():
         raise ValueError(f"there is no file {script} here.")
+    check_script(path)
+    _quiet.start()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules.setdefault(path.stem, module)
     try:
-        spec.loader.exec_module(module)
+        with (
+            mock.patch.object(sys, "argv", [script]),
+            mock.patch.object(keras.callbacks.CallbackList, "__init__", side_effect=_Trains),
+            contextlib.suppress(_Trains),
+        ):
+            spec.loader.exec_module(module)
+        tf.distribute.experimental_set_strategy(None)  # that of a script: one device is counted
         function = getattr(module, name, None)
         if not callable(function):
             raise ValueError(f"there is no function {name!r} in {script}.")

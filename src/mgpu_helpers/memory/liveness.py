@@ -40,15 +40,15 @@ def counted(
     two branches is taken too, else the larger. broad is the order in which TensorFlow starts
     operations on a GPU, instead of that on a CPU. threads adds what others may hold beside the
     one that takes operations in this order, and lets two of them work at one update. updates is
-    when others make the gradients of weights and use them up: "early", as soon as they can, or
-    "late", when all else is done. made is what `entered` gave already.
+    when others make the gradients of weights and use them up: "early", as soon as they can and
+    without a copy of a weight, or "late", when all else is done. made is what `entered` gave.
     """
     nodes, outputs = made or entered(graph, overlap)
     nodes = in_order(nodes, broad, updates)
     over = OVER if broad or threads else OVER | OVER_ON_CPU
     found = [
         Allocation(b.node.name + "/body" * b.loops, DEVICE, b.bytes, b.start, b.end)
-        for b in buffers(nodes, outputs, over, threads)[0]
+        for b in buffers(nodes, outputs, over, threads, updates != "early")[0]
         if b.bytes
     ]
     if threads:

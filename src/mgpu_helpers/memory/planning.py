@@ -270,8 +270,8 @@ def _too_large(step: Step) -> Iterator[str]:
     kernels = {layer.name: bytes_of([layer.kernel]) for layer in _private.layers_of(step.model)
                if type(layer).__name__ == "Dense" and layer.trainable}  # fmt: skip
     name = max(kernels, key=kernels.__getitem__, default="")
-    if name and kernels[name] * step.devices > step.trained:
+    if name and kernels[name] * step.devices > step.weights:
         yield (
-            f"{name!r} has {kernels[name] / step.trained:.0%} of the weights, more than a device's "
+            f"{name!r} has {kernels[name] / step.weights:.0%} of the weights, more than a device's "
             "share: layers={…} cuts such a layer, with the Dense layer next to it."
         )

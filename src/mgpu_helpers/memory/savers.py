@@ -58,6 +58,7 @@ class Order:
     place: Mapping[Node, int]
     back: frozenset[Node]
     updates: frozenset[Node]
+    early: bool = False  # updates come as soon as they can, and copy no weight
 
     @property
     def forward(self) -> list[Node]:
@@ -82,7 +83,9 @@ class Order:
     ) -> list[Curve]:
         """Count what is held over time on each of n devices."""
         held = np.zeros((n, 2, len(self.nodes) + 1))
-        for buffer in buffers(self.nodes, self.outputs, threads=threads)[0]:
+        for buffer in buffers(
+            self.nodes, self.outputs, threads=threads, copying=not self.early
+        )[0]:
             if buffer.bytes:
                 sizes, here = np.array(_sizes(buffer)), held[device[buffer.node]]
                 here[:, int(buffer.start)] += sizes
@@ -113,7 +116,7 @@ def on_gpu(order: Order) -> Order:
 
 def with_updates(order: Order, when: str) -> Order:
     """Take what only updates need "early" or "late", as other threads might do it."""
-    return replace(order, nodes=in_order([*order.nodes], False, when))
+    return replace(order, nodes=in_order([*order.nodes], False, when), early=when == "early")
 
 
 def grows(size: int) -> bool:

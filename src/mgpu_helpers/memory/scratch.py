@@ -54,9 +54,11 @@ class Buffer:
 
 def buffers(
     nodes: Sequence[Node], outputs: Iterable[Tensor | None], over: Set[str] = OVER | OVER_ON_CPU,
-    threads: bool = False,
+    threads: bool = False, copying: bool = True,
 ) -> tuple[list[Buffer], dict[Tensor | None, Any]]:  # fmt: skip
     """List the buffers in the order in which they are taken; and the one of each tensor.
+
+    Without copying a weight is updated where it is, as if whoever still reads it had come before.
 
     With threads, what an optimizer makes of a gradient does not lie in the gradient's buffer where
     it makes several things of it: two threads may be at them, and neither can write over it. Where
@@ -82,7 +84,7 @@ def buffers(
         made.append(Buffer(node, node.inside, now, end=now, of=node.inside_of, loops=True))
         if node.op.type in _INTO_WEIGHT:
             late = [r for r in reads.pop(node.inputs[0], ()) if r.users > given.count(r)]
-            if late:
+            if late and copying:
                 made.append(Buffer(node, late[0].node.bytes[0], now, end=now))
                 copies.append((made[-1], late))
         for i, size in enumerate(node.bytes):

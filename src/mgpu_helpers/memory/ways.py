@@ -14,6 +14,7 @@ from mgpu_helpers import _private
 from mgpu_helpers._given import given
 from mgpu_helpers._layers import LayerGraph, variables_of
 from mgpu_helpers._models import ready
+from mgpu_helpers.fit._segments import normalizes
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import balanced, bytes_of, even, narrow
 from mgpu_helpers.graph.step import outputs_of, slot_bytes, training_step
@@ -112,13 +113,9 @@ class Step:
         self.graph = LayerGraph(self.model)
         calls = self.graph.calls
         ends = [*narrow(self.graph), len(calls)]
-        self.starts, seen = ends[:-1], set()
-        groups: list[list[str]] = []
-        for a, b in itertools.pairwise(ends):  # by the first call of each, as operations are named
-            own = [call.operation.name for call in calls[a:b] if not call.enters]
-            groups.append([name for name in dict.fromkeys(own) if name not in seen])
-            seen.update(own)
-        return groups
+        self.starts = ends[:-1]
+        return [[*dict.fromkeys(call.operation.name for call in calls[a:b] if not call.enters)]
+                for a, b in itertools.pairwise(ends)]  # fmt: skip
 
     @cached_property
     def parts(self) -> list[int]:
@@ -129,8 +126,7 @@ class Step:
 
     @cached_property
     def normalizes(self) -> bool:
-        kinds = [type(layer).__name__ for layer in _private.layers_of(self.model)]
-        return "BatchNormalization" in kinds
+        return any(map(normalizes, _private.layers_of(self.model)))
 
     @cached_property
     def not_halved(self) -> bool:
@@ -195,14 +191,15 @@ class Step:
 
     def _least(self, how: How, least: float, early: float) -> float:
         """Lower the least by what may go sooner; early is with updates as soon as they can be."""
-        least = min(least, early)
-        # Devices that share few cores go one after the other, and free more meanwhile; as a piece
-        # does that waits for another one.
-        if how.rows > 1 or how.again and how.in_pieces:
+        least, elsewhere = min(least, early), how.layout.state != "home"
+        # Where ways are combined, devices that share few cores go one after the other, and free
+        # more meanwhile; as a piece does that waits for another one.
+        several = sum((how.rows > 1, how.again, how.in_pieces, how.layout.staged, elsewhere)) > 1
+        if several and (how.rows > 1 or how.again and how.in_pieces):
             least *= 1 - MARGIN
-        elif how.in_pieces:
+        elif several and how.in_pieces:
             least *= 1 - BESIDE
-        if how.layout.state != "home":  # gradients may leave as they come
+        if elsewhere:  # gradients may leave as they come
             least = max(0.0, least - self.trained / (1 - MARGIN))
         return least
 
@@ -295,9 +292,8 @@ class Step:
     @cached_property
     def repeated(self) -> float:
         """Give the share of the step's products that recomputation repeats."""
-        part = {node: self.parts[self.order.place[node]] for node in self.order.forward}
-        again = sum(self.flops[node] for node in part if part[node] < self.parts[-1])
-        return again / max(1, sum(self.flops.values()))
+        twice = sum(map(savers.work, self._order(False, True, 0).nodes))
+        return twice / max(1, sum(self.flops.values())) - 1
 
     def like(self, way: Way) -> Way:
         """Count the way of another step of the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from graphlib import TopologicalSorter
 
@@ -15,10 +16,11 @@ def passes(
 ) -> tuple[dict[str, int], set[str]]:
     """Find the group of each operation, by number; and what is in the backward pass or after.
 
-    A scope that is called like a layer says it. What has none is with the operations whose results
-    it uses: in the forward pass with the last of them, in the backward pass with the first. A
-    constant may be shared by many layers, and by both passes: it says nothing of what uses it. Nor
-    does an empty list, which a gradient makes for a loop of the forward pass to fill.
+    A scope that is called like a layer says it; of a layer that several groups call, so does what
+    is used. What has none is with the operations whose results it uses: in the forward pass with
+    the last of them, in the backward pass with the first. A constant may be shared by many layers,
+    and by both passes: it says nothing of what uses it. Nor does an empty list, which a gradient
+    makes for a loop of the forward pass to fill.
     """
     makers: dict[str, list[str]] = {op.name: [] for op in trace.ops}
     loops = {op.name for op in trace.ops if op.type == "NextIteration"}
@@ -26,7 +28,10 @@ def passes(
     constants = {op.name for op in trace.ops if op.type == "Const"} | lists
     for maker, user in edges(trace):
         makers.setdefault(user, []).extend([] if maker in loops else [maker])
-    numbers = {layer: i for i, group in enumerate(groups) for layer in group}
+    numbers = defaultdict[str, list[int]](list)
+    for i, group in enumerate(groups):
+        for layer in group:
+            numbers[layer].append(i)
     own = _scopes(trace, numbers)
     place: dict[str, int] = {}
     back: set[str] = set()
@@ -36,17 +41,25 @@ def passes(
         if named and name not in lists or not back.isdisjoint(used):
             back.add(name)
         if name in own:
-            place[name] = numbers[own[name]]
+            of = [place[m] for m in used if m in place and (m in back or name not in back)]
+            place[name] = _nearest(numbers[own[name]], of, name in back)
         elif found := [place[maker] for maker in used if maker in place]:
             place[name] = (min if name in back else max)(found)
     ran = {place.get(op.name) for op in trace.ops}
-    missing = [group[0] for i, group in enumerate(groups) if i not in ran]
-    if missing and (all_ran or len(missing) == len(groups)):
+    missing = [group[0] for i, group in enumerate(groups) if group and i not in ran]
+    if missing and (all_ran or len(missing) == sum(map(bool, groups))):
         raise ValueError(
             f"no operation of the trace is in the scope {missing[0]!r}: trace the model uncut, "
-            f"with a tf.name_scope for each of {', '.join(group[0] for group in groups)}."
+            f"with a tf.name_scope for each of {', '.join(group[0] for group in groups if group)}."
         )
     return place, back
+
+
+def _nearest(groups: Sequence[int], used: Sequence[int], back: bool) -> int:
+    """Choose the group that is next to what an operation uses, in the direction of its pass."""
+    if back:
+        return max((i for i in groups if not used or i <= min(used)), default=groups[0])
+    return min((i for i in groups if i >= max(used, default=0)), default=groups[-1])
 
 
 def edges(trace: Trace) -> set[tuple[str, str]]:
