@@ -519,3 +519,15 @@ class TestBatches:
         with pytest.raises(ValueError, match=r"3.*4"):
             fit.batches(np.arange(3), np.arange(4))
         assert len(fit.batches(tf.data.Dataset.range(5), batch_size=2)) == 3
+
+
+def test_averages_of_statistics_that_are_not_synchronized_are_one_for_all(keras, plan):
+    """Or `predict` gives an example another number on another replica."""
+    with fit.strategy(plan, synchronized=False).scope():
+        layer = keras.layers.BatchNormalization(momentum=0.0)
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile("sgd", "mse")
+    x = np.array([[0.0], [2.0], [2.0], [4.0]])
+    model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+    means = [float(copy[0]) for copy in layer.moving_mean.value.values]
+    assert means == [2.0] * len(plan) and np.ptp(model.predict(np.ones((4, 1)), verbose=0)) == 0

@@ -19,7 +19,7 @@ from mgpu_helpers.fit._asking import Refused
 from mgpu_helpers.fit._proof import differences
 from mgpu_helpers.fit.data import batches
 from mgpu_helpers.fit.shares import part_of, size_of
-from mgpu_helpers.fit.trainer import check_model
+from mgpu_helpers.fit.trainer import check_model, is_across
 
 # Of a Dataset, which may have no end, at most so many batches and bytes are read.
 MOST_BATCHES, MOST_BYTES = 10_000, 2**30
@@ -74,7 +74,7 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
 
 
 def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
-    if replicas > 1 and laid_out(model) is not None and laid_out(model).across:
+    if replicas > 1 and is_across(model):
         return [
             f"a step of {model.name!r} was not compared with one device's: workers share it. Run "
             "the script in one process, where fit.check compares the same layout."

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._models import instead
 from mgpu_helpers.fit._asking import GIVES, Refused, check_inside
 from mgpu_helpers.fit._kinds import alike, asking, common, is_of_replica, is_sum, now
 from mgpu_helpers.fit._rows import APART
@@ -303,12 +305,21 @@ def reduce(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def built(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a BatchNormalization remember what the strategy in whose scope it is built was asked."""
+    """Let a BatchNormalization remember what the strategy in whose scope it is built was asked.
+
+    Averages that replicas keep of their own statistics are one for all, their mean: Keras keeps
+    another for each, and `predict` would depend on the replica.
+    """
     import tensorflow as tf
 
     def build(self: Any, input_shape: Any) -> None:
-        original(self, input_shape)
-        self.of_all_replicas = getattr(tf.distribute.get_strategy(), "synchronized", None)
+        asked = getattr(tf.distribute.get_strategy(), "synchronized", None)
+        add = {} if asked is not False else {
+            "add_weight": functools.partial(self.add_weight, aggregation="mean")
+        }  # fmt: skip
+        with instead(self, **add):
+            original(self, input_shape)
+        self.of_all_replicas = asked
 
     return build
 

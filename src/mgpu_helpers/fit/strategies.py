@@ -37,7 +37,7 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
 
     synchronized: each BatchNormalization of a model that is made in its scope normalizes by the
     statistics of the global batch, as on one device. With False each replica takes its own, which
-    saves two exchanges for each such layer in a step, and trains something else.
+    saves the exchanges that each such layer waits for, and trains something else.
 
     >>> import keras
     >>> with strategy(plan).scope():

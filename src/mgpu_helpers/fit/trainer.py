@@ -164,7 +164,7 @@ def each_compiled(model: Any) -> Iterator[None]:
     if strategy.num_replicas_in_sync == 1:
         yield
         return
-    if _across(model):
+    if is_across(model):
         with laid_out(model).compiling():
             yield
         return
@@ -367,7 +367,7 @@ def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
 
 def check_model(model: Any, strategy: Any) -> None:
     """Raise ValueError for a model that the strategy could not train."""
-    across = _across(model)
+    across = is_across(model)
     if not across:
         _check_choices(model, strategy)
         _check_scope(model, strategy)
@@ -377,7 +377,7 @@ def check_model(model: Any, strategy: Any) -> None:
             _check_metrics(model)
 
 
-def _across(model: Any) -> bool:
+def is_across(model: Any) -> bool:
     """Say whether a model is laid out within each of several workers."""
     laid = laid_out(model)
     return laid is not None and laid.across
