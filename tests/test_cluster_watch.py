@@ -96,15 +96,18 @@ GOES_ON = {
     "run": "tf.distribute.Strategy().run()",
     "child": "child = child or subprocess.Popen('while cat large; do sleep 0.2; done', shell=True, "
              "stdout=subprocess.DEVNULL)",
-    "other": "os.environ['TF_CONFIG'][-3] == '1' or print('x', flush=True)",  # of two workers
+    "other": "print('x', flush=True)",  # of two workers, of which the second waits for the first
 }  # fmt: skip
 LOOP = """
 import os, subprocess, time
 import tensorflow as tf
 step, child, end = tf.function(lambda: None), None, time.monotonic() + 6
-while time.monotonic() < end:
-    {does}
+waits = os.environ["TF_CONFIG"][-3] == "1"
+while not os.path.exists("{name} over") if waits else time.monotonic() < end:
+    if not waits:
+        {does}
     time.sleep(0.2)
+open("{name} over", "w")
 """
 
 
@@ -114,7 +117,7 @@ def test_what_goes_on_is_let_go_on_and_what_waits_is_not():
     with contextlib.ExitStack() as all_at_once:
         ran = {}
         for name, does in (GOES_ON | {"waits": "pass"}).items():
-            Path(f"{name}.py").write_text(LOOP.format(does=does))
+            Path(f"{name}.py").write_text(LOOP.format(name=name, does=does))
             workers = "2" if name == "other" else "1"
             options = ["--workers", workers, "--stalled", "3", "--grace", "0.1", "--logs", name]
             ran[name] = all_at_once.enter_context(launcher(f"{name}.py", *options))

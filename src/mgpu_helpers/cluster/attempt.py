@@ -182,7 +182,8 @@ class Workers(Crew):
         self.looks_at = now + min(5.0, limit / 10)
         for watch in watches.values():
             watch.look(limit)
-        if time.monotonic() <= max(watch.moved for watch in watches.values()) + limit:
+        # One that has ended counts for as long: others may have waited for it.
+        if time.monotonic() <= max(watch.moved for watch in self.watches.values()) + limit:
             return False
         waiting = [index for index, one in self.workers.items() if one.waits is not None]
         if waiting:
