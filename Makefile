@@ -16,12 +16,14 @@ python := $(venv)/bin/python
 nbval := $(if $(TF)$(KERAS),--nbval-lax,--nbval)
 
 # Stored outputs are those of cores mode, so everything that compares them runs in it. Keras would
-# compile with XLA wherever TensorFlow lists a GPU.
-plain := env -u MGPU_DEVICES -u MGPU_VERBOSE MGPU_MODE=cores CUDA_VISIBLE_DEVICES=-1
+# compile with XLA wherever TensorFlow lists a GPU. Bytecode is kept, or each of a hundred processes
+# compiles the package again.
+plain := env -u MGPU_DEVICES -u MGPU_VERBOSE -u PYTHONDONTWRITEBYTECODE \
+         MGPU_MODE=cores CUDA_VISIBLE_DEVICES=-1
 pytest := $(python) -m pytest
 # Three on two cores, because tests of runners and workers wait, and lessons that start them. Each
-# lesson goes to whoever is free next: the tests list the longest first.
-files := -n 3 --dist loadfile
+# lesson and file goes to whoever is free next: lessons first, then tests, of which the last are short.
+files := -n 3 --dist loadfile --no-loadscope-reorder
 each := -n 3 --dist load --maxschedchunk 1
 
 # The name of the stamp holds what the environment was made for; a moved one is made again.
@@ -43,6 +45,7 @@ help:  ## list the targets
 	@echo "  UV=                use pip even where uv is installed"
 	@echo "  ONLY='fit jobs'  the benchmarks that make bench runs, or the lessons of make gpu"
 	@echo "  TESTS=tests/test_trace.py        fewer of what make test runs"
+	@echo "  PART=1/6           that part of make thorough's tests"
 	@echo "  ISA='not SSE41'    fewer of the settings of make isa"
 	@echo "  MUTANTS='--count 10 trace'       how many, and of which rooms, make mutants tries"
 	@echo "  TAG=v0.1.0         the tag that make wheel compares with the version"
@@ -59,7 +62,7 @@ lab: $(ready)  ## open the lessons in JupyterLab, on this machine only
 	    $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB) notebooks/00_meet_your_machine.ipynb
 
 test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its stored outputs
-	$(plain) MGPU_REPEATS=1 $(pytest) $(files) $(nbval) $(or $(TESTS),tests notebooks)
+	$(plain) MGPU_REPEATS=1 $(pytest) $(files) $(nbval) $(or $(TESTS),notebooks tests)
 
 quick: $(ready)  ## of make test, what the files that changed since main can break, by import
 	$(plain) MGPU_REPEATS=1 $(python) tools/quick.py -n 3 --dist load $(nbval)
@@ -71,7 +74,7 @@ isa: $(ready)  ## every notebook against its stored outputs, as other processors
 	$(plain) $(pytest) $(each) tests/test_variants.py -m isa $(if $(ISA),-k "$(ISA)")
 
 thorough: $(ready)  ## the long tests: larger Keras models, workers that train together
-	$(plain) $(pytest) $(each) --durations=15 tests -m thorough
+	$(plain) $(pytest) $(each) --durations=15 tests -m thorough $(if $(PART),--part $(PART))
 
 counts: $(ready)  ## every notebook to its end on other numbers of devices, 1 to 8; values may differ
 	$(plain) $(pytest) $(each) tests/test_variants.py -m counts

@@ -56,6 +56,23 @@ def pytest_configure(config: pytest.Config) -> None:
         }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take what makes several runs of one long run."""
+    parser.addoption("--part", help="2/6 for every sixth of the chosen tests, from the second on")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave those tests that are in the part asked for."""
+    if part := config.getoption("part"):
+        place, parts = map(int, part.split("/"))
+        if not 1 <= place <= parts:
+            raise pytest.UsageError(f"there is no part {part}")
+        chosen = items[place - 1 :: parts]
+        config.hook.pytest_deselected(items=[each for each in items if each not in chosen])
+        items[:] = chosen
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list) -> None:
     """Let the workers of a run be forked."""

@@ -126,8 +126,10 @@ def serve(listening: socket.socket) -> dict[str, Any]:
     The server ends when its standard input does, with whoever started it.
     """
     read_at_import = settings()
+    import gc
     import random
 
+    import ipykernel.kernelapp  # noqa: F401
     import nbformat  # noqa: F401
     import numpy
     import scipy.stats  # noqa: F401  # and so on: what takes long
@@ -135,6 +137,7 @@ def serve(listening: socket.socket) -> dict[str, Any]:
     from tensorflow.python.eager import context
 
     tf.get_logger()
+    gc.freeze()  # what was imported is not looked through for garbage again in each fork
     threads = set(os.listdir("/proc/self/task"))  # one of them Python's
     children: list[Child] = []
     while True:
