@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -168,7 +169,7 @@ def within(keras):
 
 @pytest.mark.parametrize("options", [
     later({}), later({"stages": ["down_0"]}), {"stages": 2, "pieces": 2}, later({"layers": LAYERS}),
-    {"recompute": ["mid/deep/down_0"]}, later({"state": "owners", "pieces": 3}),
+    later({"recompute": ["mid/deep/down_0"]}), later({"state": "owners", "pieces": 3}),
 ])  # fmt: skip
 def test_a_model_inside_counts_by_its_own_layers(keras, plan, double, options):
     trained = []
@@ -263,5 +264,31 @@ def test_a_step_is_traced_once(keras, plan, monkeypatch, options, calls):
     model.compile("adam", fit_models.cross(), metrics=["accuracy"])
     fit.use(model, plan if options != {"pieces": 2} else None, **options)
     traced.clear()
-    model.fit(fit_models.X, fit_models.Y, batch_size=10, verbose=0)
+    model.fit(X, Y, batch_size=10, verbose=0)
     assert len(traced) == calls
+
+
+@pytest.mark.parametrize("options", [{}, later({"stages": 2}), {"pieces": 3}, {"recompute": True}])
+@pytest.mark.parametrize("kind, named", [("weight", "dense/kernel"), ("metric", "train_step")])
+def test_layers_that_assign_their_weights_or_metrics_are_named(keras, plan, options, kind, named):
+    """Which replicas take, and pieces take metrics."""
+    dense = keras.layers.Dense(5, name="dense")
+
+    class Counts(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.seen = dense, keras.metrics.Mean(name="seen")
+
+        def call(self, inputs):
+            self.seen.update_state(keras.ops.abs(inputs))
+            return self.dense(inputs)
+
+    layer = Counts() if kind == "metric" else keras.layers.SpectralNormalization(dense)
+    model = keras.Sequential([keras.Input((6,)), layer, keras.layers.Dense(3)])
+    model.compile("sgd", fit_models.cross())
+    fit.use(model, None if options.keys() & {"pieces", "recompute"} else plan, **options)
+    refused = contextlib.nullcontext() if kind == "metric" and "pieces" in options else (
+        pytest.raises(ValueError, match=named)
+    )  # fmt: skip
+    with refused:
+        model.fit(X, Y, batch_size=10, verbose=0)

@@ -19,6 +19,7 @@ from mgpu_helpers.fit._kinds import MEAN, SUM, is_own
 from mgpu_helpers.fit._means import mean_of
 from mgpu_helpers.fit._order import STEP, Order, added_now
 from mgpu_helpers.fit._placing import build_optimizers, placing
+from mgpu_helpers.fit._recompute import check_assigned
 from mgpu_helpers.fit._rows import on
 from mgpu_helpers.fit._segments import kept_as_known, normalizes
 from mgpu_helpers.fit.layout import SCHEDULES
@@ -182,6 +183,13 @@ class _Batch:
         scope = keras.StatelessScope(state, collect_losses=True)
         for weight in self.weights:  # where regularizers look; a tape knows it as a variable only
             scope.add_update((weight, weight.value))
+        keep = scope.add_update
+
+        def add_update(update: tuple[Any, Any]) -> None:
+            check_assigned(update[0])
+            keep(update)
+
+        scope.add_update = add_update
 
         def as_share(k: int, loss: Any) -> Any:
             return _shared(loss, self.totals.get(k), share)

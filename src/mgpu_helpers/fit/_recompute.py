@@ -104,8 +104,8 @@ def computed_twice(
     for loss in behind[len(made_of) :]:
         outer.add_loss(loss)
     (scope,) = scopes
-    for changed in _changed(scope, variables, held):
-        outer.add_update(changed)
+    for variable, _, now in changed(scope, [*zip(variables, held, strict=True)]):
+        outer.add_update((variable, now))
     return made
 
 
@@ -115,22 +115,30 @@ def _again(tensors: Iterable[Any]) -> list[Any]:
     return [tf.identity(x, name=AGAIN) for x in tensors]
 
 
-def _changed(scope: Any, variables: Sequence[Any], held: Sequence[Any]) -> Iterator[Any]:
-    """Give what calls have changed: averages, and how often seeds were used."""
-    if len(scope.state_mapping) > len(variables):
+def changed(scope: Any, pairs: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Any, Any, Any]]:
+    """Give what calls have changed, with what it was: averages, and how often seeds were used."""
+    if len(scope.state_mapping) > len(pairs):
         raise ValueError(
-            "a layer changes a variable that is not among those of its layers, which would be "
-            "changed twice: give what draws a keras.random.SeedGenerator of its own."
+            "a layer changes a variable that is none of its own, such as Keras's seed of all "
+            "layers or a number of a metric. Give what draws a keras.random.SeedGenerator of its "
+            "own, and update the metric in a train_step; or train with fit.strategy, which takes "
+            "both."
         )
-    for variable, before in zip(variables, held, strict=True):
+    for variable, before in pairs:
         now = scope.get_current_value(variable)
         if now is not before:
-            if variable.trainable:
-                raise ValueError(
-                    f"a layer assigns its weight {variable.path!r} when it is called, which cannot "
-                    "be done twice: take this layer out of the model."
-                )
-            yield variable, now
+            check_assigned(variable)
+            yield variable, before, now
+
+
+def check_assigned(variable: Any) -> None:
+    """Refuse what a call assigns if it is a weight, as SpectralNormalization's is."""
+    if variable.trainable:
+        raise ValueError(
+            f"a layer assigns its weight {variable.path!r} when it is called, which can be done "
+            "neither for a part of the batch nor twice. Train the model with fit.strategy, or "
+            "without this layer."
+        )
 
 
 def _operations() -> list[Any]:

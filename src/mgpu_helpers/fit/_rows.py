@@ -8,7 +8,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._layers import Value, run_calls
-from mgpu_helpers.fit._recompute import computed_twice
+from mgpu_helpers.fit._recompute import changed, computed_twice
 from mgpu_helpers.fit._segments import Segment
 from mgpu_helpers.fit.shares import workers_here
 
@@ -91,20 +91,7 @@ class Row:
     def _keep(self, pairs: Sequence[tuple[Any, Any]], scope: Any, size: Any) -> None:
         import tensorflow as tf
 
-        if len(scope.state_mapping) > len(pairs):
-            raise ValueError(
-                "a layer changes a variable that is none of its own, such as Keras's seed of all "
-                "layers: give the layer a keras.random.SeedGenerator of its own."
-            )
-        for variable, before in pairs:
-            value = scope.get_current_value(variable)
-            if value is before:
-                continue
-            if variable.trainable:
-                raise ValueError(
-                    f"a layer assigns its weight {variable.path!r} when it is called, which a part "
-                    "of a model cannot do: take this layer out of the model."
-                )
+        for variable, before, value in changed(scope, pairs):
             # In place of a share without examples stands an example of another one.
             if tf.is_tensor(size):
                 value = tf.where(size > 0, value, before)
