@@ -95,7 +95,7 @@ def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, 
     same(make, plan.devices[:1], "shares")
     assert len(of_training(made).sizes) == 1
     made.clear()
-    same(make, plan, "strategy", whole=True)
+    same(make, plan, "strategy")
     assert [where for where, _ in of_training(made).sizes] == [*plan.devices] * 2
     assert started(of_training(made)) <= 13 * len(plan)  # most for the sizes of shares
 
@@ -208,6 +208,7 @@ def test_a_layout_says_whether_it_is_compiled_whatever_compile_says(keras, plan,
         assert fit.alone(model).jit_compile == asked
 
 
+@pytest.mark.thorough
 def test_a_gradient_through_a_gradient_is_right(keras, tf, plan, double, made):
     """As of the penalty of a Wasserstein GAN."""
 
@@ -314,6 +315,7 @@ def test_a_mobilenet_starts_few_operations(keras, plan, made):
         assert started(of_training(made)) <= most * len(plan)
 
 
+@pytest.mark.thorough
 def test_two_workers_are_compiled_each(plan, tmp_path):
     model_of = """
     keras.utils.set_random_seed(0)

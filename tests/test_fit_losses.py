@@ -196,7 +196,8 @@ def same(found, wanted):
         np.testing.assert_allclose(a, b, 1e-12, 1e-14)
 
 
-LONG = {"a mean", "of weights", "Keras's and a sum", "an average of ten", "a mean of Keras",
+LONG = {"a mean", "a loss of Keras", "a dice", "of weights", "Keras's and a sum",
+        "an average of ten", "a mean of Keras",
         "the compiled loss, scaled", "a sum, said", "a sum and a mean",
         "a mean of a mask, counted by all", "a mean beside all others",
         "TensorFlow's average"}  # fmt: skip
@@ -305,7 +306,7 @@ def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
     same(found, trained(make, contextlib.nullcontext()))
 
 
-@pytest.mark.parametrize("make, of", [(layer_with, "a sum"), (step_with, "a dice")])
+@pytest.mark.parametrize("make, of", [(layer_with, "a sum"), later(step_with, "a dice")])
 def test_on_one_device_any_loss_is_taken(plan, make, of):
     def on(scope):
         return trained(lambda: make(MAKE[make][of]), scope)
@@ -503,7 +504,7 @@ def test_a_dataset_that_was_distributed_already_is_taken(tf, plan):
     same(found, trained(plain, contextlib.nullcontext(), data, None, batch_size=None))
 
 
-@pytest.mark.parametrize("n", [24, 26, 21])
+@pytest.mark.parametrize("n", [later(24), later(26), 21])
 def test_a_dataset_of_each_replicas_batches_is_that_of_the_global_batches(tf, plan, n):
     """Of which the last one may be shorter, or there for one replica only."""
     strategy, asked = fit.strategy(plan), []
@@ -535,7 +536,9 @@ def test_a_fit_that_somebody_has_wrapped_is_called_as_ever(keras, plan, monkeypa
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("asked, compiled", [("auto", True), later(True, True), (False, False)])
+@pytest.mark.parametrize("asked, compiled", [
+    ("auto", True), later(True, True), later(False, False),
+])  # fmt: skip
 def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n, asked, compiled):
     """With a GPU in TensorFlow's list, which is what Keras asks for."""
     import keras
@@ -578,7 +581,7 @@ def test_keras_runs_its_own_code_outside_of_scopes_and_fits_of_ours(keras, plan)
         assert loss.scale_loss_for_distribution is before
 
 
-@pytest.mark.parametrize("options", [{"recompute": True}, {"stages": 2}])
+@pytest.mark.parametrize("options", [later({"recompute": True}), {"stages": 2}])
 def test_layers_of_another_type_than_floatx_compute_in_their_own(keras, plan, options):
     def made(changed):
         keras.config.set_floatx("float32")

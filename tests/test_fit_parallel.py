@@ -175,7 +175,8 @@ def masked(keras):
     (normalized_inside, [
         ({"first": batch(n)[0], "second": batch(n, 1)[0] + 2}, batch(n)[1]) for n in (7, 2)
     ], 1e-12),
-    (masked, [padded(8), padded(5), padded(2)], 1e-6),  # Keras adds 1e-7 before it takes a mean
+    # Keras adds 1e-7 before it takes a mean.
+    later(masked, [padded(8), padded(5), padded(2)], 1e-6),
 ])  # fmt: skip
 def test_what_layers_add_normalize_and_mask_counts_once(keras, plan, double, make, given, much):
     """Weights of examples are given, and batches smaller than the number of devices."""

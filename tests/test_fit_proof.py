@@ -15,7 +15,7 @@ from mgpu_helpers import fit
 from test_fit_ways import WAYS
 
 CASES = [case for case in fit_models.CASES if case not in ("keras_accumulates", "averaged")]
-QUICK = ("own_step", "two_of_each")
+QUICK = ("own_step",)
 LONG = pytest.mark.thorough
 
 
@@ -123,6 +123,7 @@ def test_what_replicas_add_up_is_not_searched_for_variables_and_a_custom_gradien
     assert fit.check(model, numbers) == []
 
 
+@pytest.mark.thorough
 def test_own_statistics_of_each_device_are_another_training(tf, keras, plan):
     model, given = fit_models.CASES["dropped"]()
     fit.use(model, plan.devices[:2], synchronized=False)

@@ -97,7 +97,7 @@ ALL, LAST = slice(None), slice(1, None)
 PIECED = "own_step positions regularized masks"
 WAYS = {
     "alone": Way(lambda model, devices: model, "", ""),
-    "shares": Way(using(), "normalized attention", ORDINARY),
+    "shares": Way(using(), "normalized", ORDINARY),
     "pieces": Way(where_it_is(pieces=3), "mean_of_weights", PIECES),
     "recompute": Way(by_layer, "masks", PARTS + " dropped sentences", 1e-12),
     "stages": Way(staged(), "", PARTS, owners=ALL),
@@ -117,7 +117,7 @@ WAYS = {
     "recompute, eagerly": Way(eagerly, "", "dropped", 1e-12),
     "stages, at": Way(cut_at, "", "", owners=ALL),
     "owner": Way(
-        lambda model, devices: fit.use(model, devices[:1], state=devices[1:]), "averaged",
+        lambda model, devices: fit.use(model, devices[:1], state=devices[1:]), "",
         "averaged normalized positions regularized keras_accumulates own_step", 1e-12, LAST,
     ),
     "host": Way(using(state="host"), "", "averaged regularized own_step"),
@@ -127,9 +127,9 @@ WAYS = {
         "last_of_one", ORDINARY,
     ),
     "recompute, pieces": Way(of_layers(lambda names: {"recompute": names[1:], "pieces": 3}, False),
-                             "own_step", PIECED),
+                             "", PIECED),
     "recompute, shares": Way(by_layer_on_all, "", "regularized masks own_step"),
-    "owners, pieces": Way(using(pieces=3, state="owners"), "own_step", PIECED, owners=ALL),
+    "owners, pieces": Way(using(pieces=3, state="owners"), "", PIECED, owners=ALL),
     "strategy, recompute": Way(by_layer, "", "normalized dropped", than="strategy", replicas=True),
     "averages": Way(using(synchronized=False), "", ""),
     "recompute, averages": Way(
@@ -230,8 +230,7 @@ def test_fit_is_that_of_one_device(keras, plan, double, way, case):
 
 
 @pytest.mark.parametrize("way, case", [
-    ("shares", "averaged"), ("pieces", "last_of_one"), ("recompute", "own_step"),
-    ("layers", "last_of_one"), ("stages in pieces", "own_step"), ("strategy", "mean_of_weights"),
+    ("shares", "averaged"), ("recompute", "own_step"), ("stages in pieces", "last_of_one"),
     *(pytest.param(*each.values, id=each.id, marks=pytest.mark.thorough) for each in cells("cases")
       if "eagerly" not in each.id and each.values[1] not in DRAWS),
 ])  # fmt: skip
@@ -343,7 +342,7 @@ NEAR = {"shares": 1e-3, "pieces": 2e-3, "recompute": 5e-4, "stages": 1e-6,
 
 
 @pytest.mark.parametrize("way, scale", quick(
-    ("strategy", 2.0**10), ("pieces", 2.0**24), ("layers", 2.0**24),
+    ("strategy", 2.0**10), ("pieces", 2.0**24),
     among=[(way, 2.0**n) for way in NEAR for n in (10, 24)],
 ))  # fmt: skip
 def test_halves_have_their_loss_scaled_and_skip_the_same_steps(keras, plan, way, scale):

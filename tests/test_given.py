@@ -290,7 +290,7 @@ def hub(name):
 
 
 @pytest.mark.parametrize("name", [
-    name if name == "gpt2" else later(name) for name in HUB
+    later(name) for name in HUB
 ])  # fmt: skip
 def test_models_of_kerashub_are_counted_as_they_are_traced(tf, plan, name):
     pytest.importorskip("keras_hub")

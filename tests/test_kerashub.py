@@ -89,7 +89,7 @@ def keeps(case: str, devices: Any, options: dict[str, Any], whole: bool, **size:
 
 
 @pytest.mark.parametrize("case, way", quick(*(
-    (case, EACH[case]) for case in ("gemma_lora", "llama", "vit", "transfer")
+    (case, EACH[case]) for case in ("gemma_lora", "llama")
 ), among=[*EACH.items()]))  # fmt: skip
 def test_a_pass_is_that_of_one_device(keras, plan, case, way):
     few = {} if "stages" in way or case not in PIECES else {"layers": 1}

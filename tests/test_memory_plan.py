@@ -10,7 +10,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from conftest import run_python
+from conftest import later, run_python
 from keras_models import COMPILED, built, compiled
 from mgpu_helpers import fit, graph, memory, trace
 from mgpu_helpers.__main__ import main
@@ -237,7 +237,7 @@ def frozen():
     return model
 
 
-@pytest.mark.parametrize("name", ["transformer", "two", "frozen"])
+@pytest.mark.parametrize("name", [later("transformer"), "two", "frozen"])
 def test_half_precision_is_that_of_a_model_in_it(keras, plan, name):
     """Casts around each BatchNormalization and softmax: the graph of such a model says the same."""
     made = []
@@ -331,6 +331,7 @@ def train_each(plan):
     return done
 
 
+@pytest.mark.thorough
 def test_each_proposal_for_four_devices_trains(plan):
     """In a process of its own, since a plan of four devices is another than that of the tests."""
     said = run_python(
