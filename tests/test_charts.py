@@ -593,8 +593,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     above, below = np.split(drawings.attributions(2 * values, values).images[0].get_array(), 2)
     assert [*above[0, 0, :3]] == pytest.approx([0, 0, 0])  # ink; below it green, and purple beside
     assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
-    ax = drawings.against_pieces({"one": {1: 8 * MB, 4: 2 * MB}})
-    assert list(ax.lines[0].get_ydata()) == [8, 2]
     ops = [("m/sum/Add", "AddV2", "/CPU:1", 0.0, 0.004), ("b", "Mul", "/CPU:2", 0.0, 0.01)]
     edges = ("a", "m/sum/Add"), ("b", "m/sum/Add"), ("a", "b")
     both = step_of(*ops, ("a", "Mul", "/CPU:1", 0.0, 0.001), edges=edges)
@@ -620,14 +618,13 @@ def test_lines_and_dots_are_where_the_numbers_are():
     for unknown in (timing.Comparison(one, one), few):
         ax = drawings.speedups({"strong": {16: unknown}}, devices=2)
         assert ax.texts[0].get_text() == "cannot be\ntold apart"
-    held = [("a/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3), ("gradient_tape/a/Mul", 4 * MB, 1, 2)]
+    held = [("model/a_1/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3),
+            ("gradient_tape/a/Mul", 4 * MB, 1, 2)]  # fmt: skip
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
     ax = drawings.climb(step_of(allocations=made), "/CPU:1")
     assert list(ax.lines[0].get_ydata()) == pytest.approx([0, 8, 12, 8, 0], abs=1e-5)
     assert [*ax.lines[1].get_xdata(), ax.lines[2].get_xdata()[0]] == [2, 1.5]
     assert labels_of(ax) == ["a", "the peak", "backward pass"]
-    bars = {"a": MemoryUse(8 * MB, 16 * MB, 0, 0)}
-    assert drawings.kept(charts.held(bars), bars).texts[-1].get_text() == "24.0 MB"
     ax = drawings.seeds({"a": [0.5, 0.75], "b": [1]})
     assert [list(line.get_xdata()) for line in ax.lines] == [[50, 75], [100]]
 

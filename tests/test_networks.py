@@ -114,25 +114,14 @@ def test_logits_and_gradients_are_those_of_keras(tf, plan, name):
         scores = networks.logits(network, classic, x)
         cost = networks.loss(labels, scores)
         slopes = tf.gradients(cost, list(classic.values()))
-        hits = networks.accuracy(scores, labels)
         with session(tf, plan) as opened:
             for weight, variable in classic.items():
                 variable.load(values[weight], opened)
-            got = opened.run([scores, cost, slopes, hits], {x: images})
+            got = opened.run([scores, cost, slopes], {x: images})
     near = {"rtol": 1e-5, "atol": 1e-5}
     for one, other in zip((ours, *got[:2], *got[2]), (theirs, theirs, their_loss, *their_gradients),
                           strict=True):  # fmt: skip
         np.testing.assert_allclose(one, other, **near)
-    right = np.mean(np.argmax(theirs, 1) == labels)
-    for hit in (got[3], networks.accuracy(ours, labels)):
-        assert float(hit) == pytest.approx(right)
-
-
-def test_l2_takes_the_kernels_only(tf):
-    weights = networks.initial(NETWORKS["tensorlight"])
-    weights = {n: w + 1 for n, w in weights.items()}
-    wanted = 5e-4 * sum((w.astype(float) ** 2).sum() / 2 for n, w in weights.items() if w.ndim > 1)
-    assert networks.l2(weights, 5e-4).numpy() == pytest.approx(wanted, rel=1e-5)
 
 
 # Dropout

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections import namedtuple
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import lessons
-from mgpu_helpers import fit, towers
+from mgpu_helpers import towers
 from mgpu_helpers.lessons import averaging, schedules
 
 
@@ -103,23 +102,3 @@ def test_ring(plan, size):
     for one, device in zip(averaging.ring(vectors), plan.devices, strict=True):
         np.testing.assert_array_equal(one, wanted)
         assert one.device.endswith(device[1:])
-
-
-def test_two_pieces(keras, plan, taught):
-    import tensorflow as tf
-
-    dense, given = keras.layers.Dense, keras.Input((3,))
-    parts = [dense(4, "tanh", use_bias=False), dense(1, "tanh", use_bias=False)]
-    model = keras.Model(given, parts[1](parts[0](given)))
-    model.compile(keras.optimizers.SGD(1.0), loss=lambda y, outputs: outputs - y)
-    x, before = draw(4, 3), model.get_weights()
-    two_pieces = taught("two_pieces", "forward", "back")
-    two_pieces.python_function.__globals__.update({
-        name: SimpleNamespace(device=device, part=part)
-        for name, device, part in zip("ab", plan.devices, parts, strict=True)
-    })  # fmt: skip
-    a0, a1, b0, b1 = two_pieces(tf.constant(x[:2]), tf.constant(x[2:]))
-    fit.use(model, plan, stages=2, pieces=2).train_on_batch(x, np.zeros([4, 1], "f"))
-    a, b = (old - new for old, new in zip(before, model.get_weights(), strict=True))
-    np.testing.assert_allclose(a0 + a1, a, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(b0 + b1, b, rtol=1e-5, atol=1e-6)

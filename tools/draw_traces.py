@@ -24,9 +24,9 @@ FOLDER = ROOT / "docs" / "traces"
 STEPS = {  # by name: the lesson, its chart, the code of the last cell that runs, what traces a step
     "two_towers": ("09", "timeline", "def shortest(step)", "shortest(steps['All devices'])"),
     "uneven_towers": ("19", "timeline", "uneven = make_step(", "traces(uneven)[-1]"),
-    "split_model": ("12", "timeline", "timeline(", "trace.fit_step(model, (images, labels))"),
-    "pipeline": ("14", "pipeline", "pipeline(",
-                 "trace.fit_step(models['eight pieces'], (images, labels))"),
+    "split_model": ("12", "timeline", "show(model", "trace.fit_step(model, digits.load(512))"),
+    "pipeline": ("14", "pipeline", "def staged",
+                 "trace.fit_step(staged(build, 8), (images, labels))"),
 }  # fmt: skip
 TURNS = 30  # traces, of which the shortest is stored
 MOST = 200_000  # bytes of a file

@@ -1,22 +1,37 @@
 # %% [markdown]
 # # Meet your machine
 #
-# TensorFlow does not spread work over several GPUs by itself. It puts a model on the first GPU, and
-# the others stay idle. Nothing warns you: the results are right, and a training on four GPUs takes
-# as long as on one.
+# You start a training on a machine with several GPUs, and `nvidia-smi` shows something like this:
 #
-# **In this lesson** a Keras model trains on several devices, even where there is no GPU, and you
-# see that each of them did its share.
+# ```
+#   GPU   Memory-Usage              GPU-Util
+#     0   78,420 MiB / 81,559 MiB       96 %
+#     1   78,032 MiB / 81,559 MiB        0 %
+# ```
 #
-# **You will learn** to
-# - get a host and some devices from one call,
-# - train a Keras model on all of them, and see in a timeline that all of them worked,
-# - share out one multiplication by hand, and prove that the result is the same,
-# - read a map of what crosses between the devices.
+# TensorFlow has taken the memory of all GPUs, and it computes on the first one only. Nothing warns
+# you: the results are right, and the training takes as long as on one GPU. These lines change that:
 #
-# **You need** some Python, NumPy and Keras.
+# ```python
+# from mgpu_helpers import devices, fit
 #
-# The other nineteen lessons build on this one. A table at the end names them. Choose your way:
+# plan = devices.setup()           # all GPUs; before anything else uses TensorFlow
+# with fit.strategy(plan).scope():
+#     model = build()              # build and compile the model here
+# model.fit(x, y, batch_size=64)   # 64 examples for all devices together
+# ```
+#
+# This is **data parallelism**: each device has a copy of the model, a **replica**, and computes the
+# gradients of its part of the batch. The replicas add up their gradients and make the same update:
+#
+# ![Each of two devices has a copy of the model and computes gradients from 32 of 64 digits. Both
+# copies get the sum of the gradients and make the same update.](pictures/00_one_step.svg)
+#
+# **In this lesson** a Keras model trains on several devices, even if you have no GPU. You prove
+# that it learns what it learns on one device, and see in a timeline that each device did its share.
+#
+# **You need** some Python, NumPy and Keras. A table at the end lists the other lessons. Choose your
+# way:
 #
 # | your question | lessons |
 # |---|---|
@@ -33,11 +48,12 @@ plan = devices.setup(2, exact=True)
 plan
 
 # %% [markdown]
-# Every lesson starts with this cell. It asks for two **devices**, which do the heavy arithmetic:
-# two GPUs where there are two, two shares of a GPU where there is one, and otherwise two cores, as
-# in the outputs stored here. The **host** is the CPU, which feeds the devices and joins what they
-# make. `plan.host` and `plan.devices` hold the names. If a GPU is missing, the command `mgpu` in a
-# terminal says why. The line `timing` says how far a measured speed-up can be trusted here.
+# Every lesson starts with this cell. It asks for two **devices**, which do the heavy arithmetic. If
+# the machine has two GPUs, they are the devices. If it has one, each device is a share of it. If it
+# has none, as when the outputs stored here were made, each device is a core. The **host** is the
+# CPU. It feeds the devices and joins their results. The names are in `plan.host` and
+# `plan.devices`. If a GPU is missing, the command `mgpu` in a terminal says why. The line `timing`
+# says how far a measured speed-up can be trusted here.
 
 # %%
 import keras
@@ -46,25 +62,13 @@ import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import charts, fit, trace
-from mgpu_helpers.lessons import digits, drawings, fresh
+from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_00 as checks
 
 # %% [markdown]
-# ## The lines to paste
+# ## `fit` on all devices
 #
-# `pip install -e .` in the folder of this project installs `mgpu_helpers`. Your script then needs:
-#
-# ```python
-# from mgpu_helpers import devices, fit
-#
-# plan = devices.setup()  # all GPUs; before anything else uses TensorFlow
-# with fit.strategy(plan).scope():
-#     model = build()  # build and compile the model here
-# model.fit(x, y, batch_size=64)  # 64 for all devices together
-# ```
-#
-# `fit.strategy` is TensorFlow's `MirroredStrategy`, changed so that `BatchNormalization` works on
-# the whole batch. Put your model in place of this one, which reads handwritten digits:
+# Put your model in place of this one, which reads handwritten digits:
 
 # %%
 def build():
@@ -83,36 +87,33 @@ def build():
 
 
 # %% [markdown]
-# The `batch_size` of `fit` is now the **global batch**. Each device gets a piece of it, its
-# **shard**. Here are 64 digits on two devices:
-#
-# ![Each of two devices has a copy of the model and computes gradients from 32 of 64 digits. Both
-# copies get the sum of the gradients and make the same update.](pictures/00_one_step.svg)
+# You train this model twice: without a strategy, and with one. In the second training, `batch_size`
+# is the **global batch**. Each device gets a part of it, its **shard**.
 
 # %%
 x, y = digits.load(1024)
+given = {"x": x, "y": y, "batch_size": 64, "epochs": 3, "verbose": 0}
 
-with fit.strategy(plan).scope():
-    on_all = build()
-history = on_all.fit(x, y, batch_size=64, epochs=3, verbose=0).history
-print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
-
-# %% [markdown]
-# With `fit.strategy` each device divides the sum of its losses by the size of the global batch, so
-# the added gradients, and the losses, should be those of one device. Here is the same model without
-# a strategy:
+on_one = build()
+alone = on_one.fit(**given).history
 
 # %%
-on_one = build()
-alone = on_one.fit(x, y, batch_size=64, epochs=3, verbose=0).history
-print("accuracy:", *[f"{value:.2f}" for value in alone["accuracy"]])
+with fit.strategy(plan).scope():
+    on_all = build()
+history = on_all.fit(**given).history
+
+# %%
+print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The numbers agree, so they cannot tell you which devices worked. A **trace** can: it is
-# TensorFlow's record of what ran where. `trace.fit_step` records one **step** of `fit`, which is
-# one update of the weights, here from all 1024 digits. Look for the devices that computed
-# convolutions:
+# The losses of all devices are those of one. `fit.strategy` is TensorFlow's `MirroredStrategy`, and
+# it also mends what would give other numbers, such as a `BatchNormalization` that sees only the
+# shard of its own device.
+#
+# Equal numbers cannot tell you which devices worked. A **trace** can: it is TensorFlow's record of
+# what ran where. `trace.fit_step` records one **step** of `fit`, which is one update of the
+# weights. The next cell lists the devices that computed convolutions:
 
 # %% tags=["unplaced"]
 steps = {"without a strategy": on_one, "with the strategy": on_all}
@@ -121,22 +122,20 @@ for name, model in steps.items():
     print(f"{name}:", sorted({op.device for op in step.ops if "Conv2D" in op.type}))
 
 # %% [markdown]
-# Without a strategy all convolutions ran on the first GPU, or on the host where there is none. With
-# the strategy every device computed some. The **timeline** of this last step shows when. A device
-# that runs two operations at once has two rows of bars. In a hatched gap a device may be waiting:
-# for sums from the other devices, which `BatchNormalization` needs in both passes; for data; on
-# cores, for a free thread; or, on GPUs, for the host to start the next operation. That takes most
-# of the step of so small a model, so GPUs have short bars, and few overlap. Pale ones at the start
-# prepare the backward pass. Look for bars of several devices one above the other:
+# Without a strategy all convolutions ran on the first GPU, or on the host if there is no GPU. With
+# the strategy every device computed some. The **timeline** of this last step shows when. Look for
+# bars of several devices one above the other:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]
-# For part of the step several devices worked at the same time. In your code,
-# `charts.timeline(step)` draws every operation. We do not time the two ways: seconds on cores
-# say little about GPUs.
+# For part of the step several devices worked at the same time. In a hatched gap a device may be
+# waiting: for sums from the other devices, which `BatchNormalization` needs in both passes; for
+# data; on cores, for a free thread; or, on GPUs, for the host to start the next operation. In so
+# small a model, starting operations takes most of the step, so GPUs show short bars and few
+# overlap. In your code, `charts.timeline(step)` draws every operation.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -144,27 +143,21 @@ plt.show()
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
 # | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
 #
-# [[07]] says how the strategy works, and what can spoil it. Shards that are too small are the usual
-# reason why a training on GPUs is not faster ([[15]]).
-
-# %% [markdown]
-# ## One multiplication on all devices
+# ## By hand: one multiplication on all devices
 #
-# Now you share out a single operation by hand. A block of `tf.device` names the device for what is
-# computed in it. Where blocks are nested, the innermost counts.
+# What a strategy does for a whole model, you can do for one operation. A block of `tf.device` names
+# the device for what is computed in it; if blocks are nested, the innermost counts.
 #
-# Each row of a product needs only the same row of the left matrix, and all of the right one. So the
-# left matrix can be cut into shards of rows, one for each device:
+# Each row of a product needs only the same row of the left matrix, and all of the right one. So you
+# cut the left matrix into shards of rows, one for each device:
 #
 # ![A product of two matrices. The left one is cut into two shards of rows, the right one stays
 # whole, and each device makes its rows of the product.](pictures/00_shared_product.svg)
-#
-# The host cuts `left` and joins the pieces:
 
 # %%
 def multiply(left, right):
     pieces = []
-    with tf.device(plan.host):
+    with tf.device(plan.host):  # cuts, and joins
         for device, shard in zip(plan.devices, tf.split(left, len(plan))):
             with tf.device(device):
                 pieces.append(tf.matmul(shard, right))
@@ -173,22 +166,19 @@ def multiply(left, right):
 
 # %% [markdown]
 # `trace.function_step` runs a function twice and records the second run. The entries are whole
-# numbers, which float32 adds exactly at this size, so the result has to be equal to NumPy's:
+# numbers, which float32 adds exactly at this size, so the result has to be equal to NumPy's. The
+# **placement map** below has a lane for the host and for each device. A thick arrow is data that
+# crosses to another lane, with its bytes.
 
 # %%
 rng = np.random.default_rng(seed=0)
 left, right = rng.integers(-3, 4, [2, 840, 840]).astype("float32")
 by_numpy = left @ right
 
+# %%
 result, step = trace.function_step(multiply, left, right)
 wrong = np.count_nonzero(result != by_numpy)
 print(f"{wrong} of {result.size:,} entries differ from those of NumPy")
-
-# %% [markdown]
-# The **placement map** has a lane for the host and each device. A thick arrow is data that crosses
-# to another lane, with its bytes, and a thin arrow is data that stays. Devices that are cores share
-# one memory, so nothing is copied there: the lessons count the bytes that GPUs would exchange. Look
-# for what the host sends:
 
 # %%
 for (source, target), size in step.bytes_between().items():
@@ -198,7 +188,8 @@ plt.show()
 
 # %% [markdown]
 # Each of two devices gets a shard of 420 rows, whose 420 · 840 entries of 4 bytes are 1,411,200
-# bytes, and all of `right`, which is twice as much. Each device sends back 420 rows of the product.
+# bytes, and all of `right`, which is twice as much. Cores share one memory, so between them nothing
+# is copied: the lessons count the bytes that GPUs would exchange.
 #
 # ## Break it
 #
@@ -213,6 +204,7 @@ def multiply_somewhere(left, right):
         return tf.concat(pieces, axis=0)
 
 
+# %%
 result, step = trace.function_step(multiply_somewhere, left, right)
 worked = {op.device for op in step.ops if op.type == "MatMul"}
 print("equal to NumPy's product:", np.array_equal(result, by_numpy))
@@ -221,21 +213,22 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 
 # %% [markdown]
 # The product is right and no error is raised, so a test of the value cannot reveal that the work
-# was never shared. The trace can: it shows that the host alone multiplied, because the only block
-# left names the host.
+# was never shared. The trace reveals it: the host alone multiplied, because the only block left
+# names the host.
 #
 # ## On GPUs
 #
-# The lessons compare results, so their first cell switches off **TF32** with `exact=True`, which
-# your script can do without.
+# GPUs since Ampere round the numbers of a product to **TF32**, which is faster. The lessons compare
+# results, so their first cell switches TF32 off with `exact=True`. Your script needs no such
+# argument.
 #
-# Do not expect two GPUs to be faster at this product: copying the matrices to a GPU usually takes
-# longer than multiplying them there. Sharing pays where a device computes for longer than its data
-# travels ([[09]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
+# Two GPUs are not faster at this product: copying the matrices to a GPU usually takes longer than
+# multiplying them there. Sharing pays if a device computes for longer than its data travels
+# ([[09]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
 #
 # ## On your own
 #
-# The solution of each exercise stands under it, closed until you click *1 cell hidden*.
+# The solution of each exercise is under it, closed until you click *1 cell hidden*.
 #
 # **1.** Here `build_on_all` makes the weights on one device. Change it so that `fit` uses all
 # devices of the plan.
@@ -257,10 +250,10 @@ def build_on_all():
 checks.on_all(build_on_all)
 
 # %% [markdown]
-# **2.** Cut `right` instead of `left`: a column of the product needs only the same column of
-# `right`. Write `multiply_columns` so that each device gets all of `left` and only its columns of
-# `right`. The check takes small matrices and looks at the value, the places and the bytes. In the
-# check, unplaced operations run on the first device, as on GPUs.
+# **2.** A column of a product needs only the same column of `right`. Write `multiply_columns` so
+# that each device gets all of `left` and only its columns of `right`. The check takes small
+# matrices and looks at the value, the places and the bytes. In the check, operations without a
+# block run on the first device, as on GPUs.
 
 # %% tags=["exercise"]
 def multiply_columns(left, right):
@@ -284,40 +277,17 @@ checks.multiply_columns(multiply_columns)
 # %% [markdown]
 # ## What we saw
 #
-# - A model built in the scope of a strategy was trained by `fit` on all devices, and its losses
-#   agreed with those of plain `fit`.
-# - Without a strategy all convolutions ran on the first GPU or the host. Only the trace said so.
-# - All devices shared one multiplication, and 0 entries differed from NumPy's. For it each of two
-#   devices got 4,233,600 bytes.
-# - Without the inner block of `multiply` the product was still right, and nothing was shared.
+# - A model built in the scope of a strategy was trained by `fit` on all devices, with the losses of
+#   one device.
+# - Without a strategy all convolutions ran on the first GPU or the host. Only the trace showed it.
+# - All devices shared one multiplication: 0 entries differed from NumPy's, and each of two devices
+#   got 4,233,600 bytes.
 #
 # ## In practice
 #
 # Use `fit.strategy` to train, a trace to see which devices worked, and `tf.device` for operations
-# of your own.
-#
-# To change the number of devices, start Jupyter again with `MGPU_DEVICES=4` in its environment,
-# which gives the lessons four devices. `MGPU_MODE=cores` takes cores even where there are GPUs.
-#
-# ## Without a GPU
-#
-# One processor stands behind the host and all devices. TensorFlow divides it into *logical* devices
-# if you ask before the first operation. This makes a host and two devices, in a new Python process:
-
-# %%
-by_hand = """
-import tensorflow as tf
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 3)
-tf.config.threading.set_intra_op_parallelism_threads(1)  # an operation uses one core
-tf.config.threading.set_inter_op_parallelism_threads(2)  # two operations run at once
-print([device.name for device in tf.config.list_logical_devices("CPU")])
-"""
-print(fresh.python(by_hand))
-
-# %% [markdown]
-# The devices share one pool, with a thread for each of them; any thread may serve any device. Plain
-# TensorFlow lets an operation use all cores, so `devices.setup` without GPUs is slower.
+# of your own. For another number of devices, start Jupyter with `MGPU_DEVICES=4` in its
+# environment. `MGPU_MODE=cores` takes cores even if there are GPUs.
 #
 # ## The lessons
 #
@@ -325,11 +295,11 @@ print(fresh.python(by_hand))
 #
 # | word | what it means in all lessons |
 # |---|---|
-# | **host** | the CPU that feeds the devices and joins what they make |
+# | **host** | the CPU, which feeds the devices and joins their results |
 # | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
 # | **step** | one run of the work that is repeated, such as one update of the weights |
-# | **shard** | the piece of a batch, or of any data, that one device gets |
-# | **replica** | a copy of the model on one device; a replica written out by hand is a **tower** |
+# | **shard** | the part of a batch, or of any data, that one device gets |
+# | **replica** | a copy of the model on one device; a replica written by hand is a **tower** |
 # | **global batch** | the examples of one step, on all devices together |
 # | **per-device batch** | how many examples of the global batch one device gets |
 #

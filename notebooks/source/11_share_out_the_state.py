@@ -1,18 +1,28 @@
 # %% [markdown]
 # # Share out the state
 #
-# Your model fits on a GPU, and its training does not: for each parameter of 4 bytes, Adam and the
-# gradient need 12 more. In data parallel training, every GPU or one of them still holds all of
-# this.
+# Your model fits on a GPU, but its training does not: for each parameter of 4 bytes, Adam and the
+# gradient need 12 more, and in data parallelism every GPU holds all 16.
 #
-# **In this lesson** each weight gets an owner, one of the devices. From one step to the next only
-# the owner keeps the weight and Adam's numbers for it. The field calls this **sharded state**, as
-# in ZeRO and FSDP.
+# **In this lesson** one line gives each weight an owner among the devices. Between two steps, only
+# the owner keeps the weight and Adam's numbers for it. Each of two devices then keeps about 6 bytes
+# a parameter instead of 12, and the training stays equal.
 #
-# **You will learn** to
-# - share out a Keras model's state in one line,
-# - do it by hand, like stages 2 and 3 of the paper *ZeRO*,
-# - count what each device then holds, and what crosses.
+# ![Each device owns some of the weights and fetches the others in a
+# step.](pictures/11_owners.svg)
+#
+# This is **sharded state**, as in DeepSpeed's **ZeRO** and PyTorch's **FSDP**.
+#
+# ## The lines to paste
+#
+# ```python
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()  # all GPUs; call it before you make the first tensor
+# model = fit.use(model, plan, state="owners")  # with one GPU: state="host"
+# ```
+#
+# `fit.use` takes any built model. With `state="host"`, the host keeps all weights.
 #
 # **You need** [[03]] and [[09]].
 
@@ -30,18 +40,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import devices, fit, trace
+from mgpu_helpers import fit, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_11 as checks
 from mgpu_helpers.lessons.state import apart, at_rest, fullest, share_of_weights, show
 
 # %% [markdown]
-# ## The lines to paste
+# ## Try it
 #
-# Here is a network of thirteen dense layers, each with one weight, a matrix of parameters. For each
-# parameter Adam keeps two numbers, called **slots**. `compiled` puts the slots on the device of
-# their weight. The network first trains on one device, and `show` prints what lies on each device
-# between two steps:
+# Our network has thirteen dense layers with one weight each, a matrix of parameters. For each
+# parameter Adam keeps two numbers, its **slots**. The network trains first on one device, then with
+# owners. `show` prints the losses, and what each device keeps between steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -49,19 +58,15 @@ x, y = images.reshape(len(images), -1), labels
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype="float64")
 
 
-def compiled(model):
-    model.compile(keras.optimizers.Adam(1e-4), loss)
-    model.optimizer.build(model.trainable_variables)
-    return model
-
-
 def network():
     keras.utils.set_random_seed(0)
     dense = partial(keras.layers.Dense, use_bias=False, kernel_initializer="he_normal")
     hidden = [dense(512, activation="relu") for _ in range(12)]
     with tf.device(plan.devices[0]):
-        return compiled(keras.Sequential([keras.Input([784]), *hidden, dense(10)]))
-
+        model = keras.Sequential([keras.Input([784]), *hidden, dense(10)])
+        model.compile(keras.optimizers.Adam(1e-4), loss)
+        model.optimizer.build(model.trainable_variables)
+    return model
 
 # %%
 train = {"x": x, "y": y, "batch_size": len(x), "epochs": 3, "shuffle": False, "verbose": 0}
@@ -69,37 +74,25 @@ model = network()
 start = model.get_weights()
 show(model, model.fit(**train))
 
-# %% [markdown]
-# Now `fit.use` shares out each batch, and with `state="owners"` it also gives each weight an owner
-# among the devices:
-
 # %%
 model = fit.use(network(), plan, state="owners")
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses agree to one decimal, and each of two devices holds about half. If weights and slots
-# together do not fit on one device, call `compile` after `fit.use`: then each owner makes its
-# slots. With a single GPU, let the host own all weights:
-
-# %%
-model = fit.use(network(), plan.devices[:1], state="host")
-show(model, model.fit(**train))
-
-# %% [markdown]
+# The losses agree, and each of two devices keeps about half.
+#
 # | | |
 # |---|---|
-# | **use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
-# | **it costs** | a step moves weights and gradients n - 1 times each; n times if the host owns |
-# | **instead** | if activations are most, recompute them ([[10]]) |
+# | **Use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
+# | **It costs** | all weights and all gradients cross between devices in each step |
+# | **Instead** | recompute activations, if they are most ([[10]]) |
 #
 # ## Count first
 #
-# In float32 a parameter has 4 bytes of weight, 4 of gradient and 8 of Adam's slots. The paper
-# *ZeRO* (Rajbhandari and others, [2020](../docs/sources.md#zero)) shares them out over n devices in
-# three stages: the slots only (1), the gradients too (2), and the weights too (3). Whatever a stage
-# does not share out, every device holds in full. Stage 0 shares out nothing. Here are the bytes
-# for each parameter on a device:
+# In float32 a parameter needs 4 bytes of weight, 4 of gradient and 8 of slots. The paper *ZeRO*
+# ([2020](../docs/sources.md#zero)) has three stages: stage 1 shares out the slots over n devices,
+# stage 2 also the gradients, and stage 3 also the weights. Here are the bytes a parameter on each
+# device, with the stage in brackets:
 
 # %%
 def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
@@ -110,16 +103,13 @@ for n in [1, 2, 4, 8]:
     print(f"n = {n}:", *[f"({stage}) {sum(parts(n, stage)):4.1f} " for stage in range(4)])
 
 # %% [markdown]
-# ## By hand: the owners
+# Stage 0 is data parallelism. On eight devices, stage 3 leaves 2 of 16 bytes.
 #
-# `owners` goes through the weights from the largest to the smallest and gives each to the device
-# that has the fewest parameters so far. `begin` then makes each weight, and an Adam for this weight
-# alone, on the owner. It returns the `state`, a list: for each weight, an entry with the weight,
-# its Adam and its owner. `at_rest` counts the bytes on each device:
+# ## Owners by hand
 #
-# ![Between steps each device owns some of the weights, with their slots. In a step of stage 2 it
-# fetches the others; the gradients of a weight go to its owner, which
-# updates.](pictures/11_owners.svg)
+# `owners` takes the largest weight first, and gives each weight to the device that has the fewest
+# parameters so far. `begin` then makes each weight on its owner, and there also an Adam for this
+# weight alone:
 
 # %%
 def owners(sizes, places):
@@ -130,7 +120,6 @@ def owners(sizes, places):
     return [owner[i] for i in range(len(sizes))]
 
 
-# %%
 Owned = namedtuple("Owned", "weight adam owner")
 
 
@@ -144,32 +133,22 @@ def begin(owner, dtype="float32"):
         state.append(Owned(weight, adam, device))
     return state
 
-
+# %%
 owner = owners([*map(np.size, start)], plan.devices)
 state = begin(owner)
-print(*owner)
-held_now = at_rest(each for entry in state for each in [entry.weight, *entry.adam.variables])
+held = at_rest(each for entry in state for each in [entry.weight, *entry.adam.variables])
 for device in plan.devices:
-    print(f"{device}  {held_now[device] / sum(map(np.size, start)):.1f} bytes a parameter")
+    print(f"{device}  {held[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# One device would hold 12 bytes a parameter. Each of the two holds about half, because here each
-# weight stays whole. ZeRO and FSDP cut every weight, so there the shares are equal.
+# The shares are not quite equal, because each weight stays whole. ZeRO and FSDP cut every weight.
 #
-# ## By hand: the step
+# ## A step by hand
 #
-# At the start of a step of stage 2, a device fetches the weights that it does not own. In the
-# paper's stage 2 each device keeps all weights; here it has them all only within a step, as with
-# `state="owners"`. Devices of `cores` mode share one memory, so there `Snapshot` makes the copy
-# that a GPU gets over its link; on GPUs it marks that copy for the trace. In `tower_2` a device
-# gets all weights, its own without a copy, and computes the gradients of its share of the batch:
-
-# %%
-def fetch(weight, device):
-    read = tf.convert_to_tensor(weight)
-    mine = devices.short(weight.value.device) == devices.short(device)
-    return read if mine else tf.raw_ops.Snapshot(input=read)
-
+# `scores` computes our network from a list of weights. At the start of a step, each device fetches
+# the weights of the other owners. In the end every device has all of them, so this is an
+# **all-gather**. In `cores` mode all devices share one memory, so `Snapshot` makes the copy that a
+# GPU would receive. A **tower** computes the gradients of its device's share of the batch:
 
 # %%
 def scores(weights, h):
@@ -177,8 +156,14 @@ def scores(weights, h):
         h = tf.nn.relu(h @ weight)
     return h @ weights[-1]
 
+# %%
+def fetch(weight, device):
+    read = tf.convert_to_tensor(weight)
+    mine = devices.short(weight.value.device) == devices.short(device)
+    return read if mine else tf.raw_ops.Snapshot(input=read)
 
-def tower_2(state, device, x, y):
+# %%
+def tower_all(state, device, x, y):
     with tf.device(device):
         weights = [fetch(entry.weight, device) for entry in state]
         with tf.GradientTape() as tape:
@@ -187,8 +172,8 @@ def tower_2(state, device, x, y):
         return tape.gradient(value, weights)
 
 # %% [markdown]
-# In `update` the owner of a weight averages the weight's gradients from all devices, and updates
-# the weight. `train_step` puts towers and updates together, which is stage 2:
+# At the end, the gradients of a weight go to its owner, which takes their mean and updates the
+# weight. Each device receives only its own part of the sums, so this is a **reduce-scatter**:
 
 # %%
 def update(entry, gradients):
@@ -196,72 +181,28 @@ def update(entry, gradients):
         entry.adam.apply([tf.add_n(gradients) / len(gradients)], [entry.weight])
 
 
-def train_step(state, places, x, y, tower=tower_2, update=update):
+def train_step(state, places, x, y, tower=tower_all, update=update):
     with tf.device(plan.host):
         shares = zip(tf.split(x, len(places)), tf.split(y, len(places)))
     towers = [tower(state, device, *share) for device, share in zip(places, shares)]
     for entry, *gradients in zip(state, *towers):
         update(entry, gradients)
 
-
 # %% [markdown]
-# Does stage 2 train like one device? We compare five steps in float64, in which rounding does not
-# hide a mistake. `apart` gives the largest difference, relative to the largest number of the same
-# weight:
-
-# %%
-def trained(step, owner, places):
-    state = begin(owner, "float64")
-    compiled_step = tf.function(partial(step, state, places))
-    for _ in range(5):
-        compiled_step(x.astype("float64"), y)
-    return [entry.weight.numpy() for entry in state]
-
-
-# %%
-all_on_first = [plan.devices[0]] * len(start)
-of_one = trained(train_step, all_on_first, plan.devices[:1])
-of_two = trained(train_step, owner, plan.devices)
-print("stage 2 differs from one device by less than 1e-12:", apart(of_two, of_one) < 1e-12)
-print("and from the start by more than 1e-3:", apart(of_two, start) > 1e-3)
-
-# %% [markdown]
-# ## What crosses, and what is held
+# ## Fetch layer by layer
 #
-# For each weight, n - 1 devices fetch a copy from the owner and send a gradient back. With P for
-# the bytes of all weights, that is 2(n - 1)P a step. To compare, towers have all weights on the
-# first device. `fullest` gives the most bytes that one device holds in a traced step, counting
-# weights, copies of weights, slots, gradients and activations:
-
-# %%
-def measure(name, step, owner):
-    state, P = begin(owner), sum(value.nbytes for value in start)
-    traced = trace.function_step(partial(step, state, plan.devices), x, y)[1]
-    print(f"{name}: {sum(traced.bytes_between().values()) / P:.1f} P cross, n = {len(plan)}")
-    return state, traced
-
-
-# %%
-towers = measure("towers", train_step, all_on_first)
-stage_2 = measure("stage 2", train_step, owner)
-print("stage 2 holds below 90 % of towers:", fullest(*stage_2) < 0.9 * fullest(*towers))
-
-# %% [markdown]
-# Stage 2 sends no more bytes than towers, and holds less: by the formula, 10.0 in place of 16.0
-# bytes a parameter for n = 2. `fit.use` does not offer stage 3.
+# Between steps, a device now keeps what it keeps in stage 3. But within a step it comes to hold all
+# weights, as in stage 2. In stage 3, it fetches the weight of a layer when it computes this layer
+# forward, and again when it computes the layer backward:
 #
-# ## Stage 3: fetch each layer when it is needed
+# ![In stage 2 a device may have both copies from the start, in stage 3 one at a
+# time.](pictures/11_one_copy.svg)
 #
-# In stage 3 a device fetches the weight of a layer when it computes this layer forward, and again
-# when it computes the layer backward. TensorFlow frees a copy after its last use. Here a device
-# owns two of four layers, and heights are bytes of weights:
+# TensorFlow starts an operation as soon as its inputs are there, so it could fetch all weights at
+# once. `fetch_after` therefore waits for a tensor `after`, for example the input `h` of the layer.
 #
-# ![In stage 2 a device may have both copies from the start, each until its layer is done backward.
-# In stage 3 it has one copy at a time, each of them twice.](pictures/11_one_copy.svg)
-#
-# TensorFlow runs an operation as soon as its inputs are there, so it could copy all weights at the
-# start. In `fetch_after` the copy waits for a tensor `after`, which in the forward pass is `h`, the
-# input of the layer:
+# A `GradientTape` would keep all copies for the backward pass, so we write `backward` ourselves. A
+# layer's `slope` is the gradient of the loss with respect to the layer's product:
 
 # %%
 def fetch_after(after, weight, device):
@@ -277,12 +218,6 @@ def forward(state, device, h):
         h = tf.nn.relu(product)
     return inputs, product
 
-# %% [markdown]
-# A `GradientTape` would keep these copies for the backward pass, so we write that pass ourselves. A
-# layer's `slope` is the gradient of the loss with respect to its `product`. This slope and the
-# weight, fetched again, give the slope of the layer before. Only then is the gradient of the weight
-# computed:
-
 # %%
 def backward(state, device, inputs, slope):
     gradients = []
@@ -295,14 +230,8 @@ def backward(state, device, inputs, slope):
         slope = slope_before
     return gradients
 
-# %% [markdown]
-# `tower_3` joins both passes. To each device but the owner, two copies of a weight should cross,
-# and one gradient back. Of the first weight only one copy crosses: no layer is before it, so
-# TensorFlow leaves the second copy out. A chart then shows the weights that a device holds, in
-# order and without times:
 
-# %%
-def tower_3(state, device, x, y):
+def tower_layers(state, device, x, y):
     with tf.device(device):
         inputs, product = forward(state, device, x)
         with tf.GradientTape() as tape:
@@ -310,89 +239,92 @@ def tower_3(state, device, x, y):
             value = loss(y, product)
         return backward(state, device, inputs, tape.gradient(value, product))
 
+# %% [markdown]
+# ## Proof
+#
+# Do both steps train like one device? We take five steps in float64, where rounding hides no
+# mistake. `apart` returns the largest difference, relative to the largest number of a weight:
 
-of_three = trained(partial(train_step, tower=tower_3), owner, plan.devices)
-print("stage 3 differs from one device by less than 1e-12:", apart(of_three, of_one) < 1e-12)
-stage_3 = measure("stage 3", partial(train_step, tower=tower_3), owner)
+# %%
+def trained(owner, places, **options):
+    state = begin(owner, "float64")
+    step = tf.function(partial(train_step, state, places, **options))
+    for _ in range(5):
+        step(x.astype("float64"), y)
+    return [entry.weight.numpy() for entry in state]
+
+
+all_on_first = [plan.devices[0]] * len(start)
+of_one = trained(all_on_first, plan.devices[:1])
+of_two = trained(owner, plan.devices)
+by_layer = trained(owner, plan.devices, tower=tower_layers)
+for name, ours in [("all at once", of_two), ("layer by layer", by_layer)]:
+    print(f"{name:14} equal to 1e-12: {apart(ours, of_one) < 1e-12}")
+print("training changed the weights:", apart(of_one, start) > 1e-3)
+
+# %% [markdown]
+# ## What crosses, and what a device holds
+#
+# We compare with towers that fetch all weights from the first device. P stands for the bytes of all
+# weights. `fullest` returns the most bytes that a device holds in a step. The chart shows only the
+# weights on the first device, in the order of operations:
+
+# %%
+cases = {"towers": (all_on_first, tower_all), "all at once": (owner, tower_all),
+         "layer by layer": (owner, tower_layers)}  # fmt: skip
+runs, P = {}, sum(value.nbytes for value in start)
+for name, (of_case, tower) in cases.items():
+    state = begin(of_case)
+    step = partial(train_step, state, plan.devices, tower=tower)
+    runs[name] = state, trace.function_step(step, x, y)[1]
+    print(f"{name:14} {sum(runs[name][1].bytes_between().values()) / P:.1f} P cross")
+
+# %%
+share = fullest(*runs["all at once"]) / fullest(*runs["towers"])
+print("with owners the fullest device holds below 90 % of towers:", share < 0.9)
 
 # %% tags=["varies", "cover"]
-runs = {"towers": towers, "stage 2": stage_2, "stage 3": stage_3}
 for name, run in runs.items():
-    print(f"{name}: a device holds up to {share_of_weights(*run):.0%} of the weights")
+    print(f"{name:14} a device holds up to {share_of_weights(*run):.0%} of the weights")
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# In stage 2 the copies add up until the device has all weights. In stage 3 it has one copy at a
-# time, so it never holds much more than its own weights. The formula leaves out this copy,
-# activations and Adam's temporary tensors; `fullest` counts them all. Its result differs from step
-# to step, because operations run in another order each time.
+# Owners cost no more traffic than towers: each weight crosses once, and its gradient once. All at
+# once, copies add up until the device has all weights. Layer by layer, it never has much more than
+# its own, but each weight except the first crosses twice. `fit.use` does not offer this step.
 #
 # ## Break it
 #
-# **An update for each gradient.** Somebody wants to free gradients sooner, and updates a weight
-# with each gradient as it comes, in place of their average:
+# Somebody updates with each gradient instead of their mean. Write down what you expect: does the
+# loss still fall?
 
 # %%
-def at_once(entry, gradients):
+def one_by_one(entry, gradients):
     for gradient in gradients:
         update(entry, [gradient])
 
 
-mixed = trained(partial(train_step, update=at_once), owner, plan.devices)
-for name, weights in [("start", start), ("right", of_two), ("at once", mixed)]:
+mixed = trained(owner, plan.devices, update=one_by_one)
+for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]:
     value = loss(y, scores([tf.cast(each, "float64") for each in weights], x.astype("float64")))
-    same = apart(weights, of_one) < 1e-12
-    print(f"{name}: the loss is {value:.2f}, same weights as one device: {same}")
+    print(f"{name:10} loss {value:.2f}, equal to one device: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# The loss falls with this mistake, too. Only the comparison with one device catches it.
+# The loss falls with this mistake, too, so only the comparison with one device reveals it.
 #
 # ## On GPUs
 #
-# With a billion parameters, P is 4 GB, so two GPUs send 2P = 8 GB in a step. That takes up to 0.8 s
-# at 10 GB/s. So take large batches. Where the host owns all weights, one GPU also moves 2P: it gets
-# P and sends P, and the CPU updates.
-#
-# In `cores` mode `fit.use` reads weights of other devices without a copy. A GPU also holds,
-# within a step, copies of all weights that it does not own.
-#
-# ## With a model of another kind
-#
-# In a model of text, the embedding table may be larger than all other weights together, and
-# `state="owners"` does not cut a weight. But two tables with half of the columns each can replace
-# one. How evenly is each of these two models shared out?
-
-# %%
-layers = keras.layers
-words = train | {"x": np.random.default_rng(0).integers(0, 20_000, [len(y), 20])}
-
-
-def reader(columns, tables):
-    given = keras.Input([20])
-    with tf.device(plan.devices[0]):
-        found = [layers.Embedding(20_000, columns)(given) for _ in range(tables)]
-        mean = layers.GlobalAveragePooling1D()(layers.Concatenate()(found))
-        return compiled(keras.Model(given, layers.Dense(10)(layers.Dense(256, "relu")(mean))))
-
-
-# %%
-for columns, tables in [(64, 1), (32, 2)]:
-    model = reader(columns, tables)
-    model = fit.use(model, plan, state="owners")
-    print(f"\n{tables} x {columns} columns:")
-    show(model, model.fit(**words))
-
-# %% [markdown]
-# With two tables, each of two devices holds about half. So cut a weight yourself where it is larger
-# than a fair share.
+# > With a billion parameters P is 4 GB, so two GPUs exchange 2P = 8 GB in each step. At 10 GB/s
+# > this takes up to 0.8 s, so take large batches. With `state="host"` one GPU also moves 2P.
+# >
+# > If weights and slots together do not fit on one GPU, call `compile` after `fit.use`, so that
+# > each owner makes its slots.
 #
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
-#
-# **1.** Weights do not always divide evenly. Write `fullest_holds(sizes, n, stage)`: the bytes that
-# the fullest of n devices holds of weights, gradients and slots. `sizes` lists how many numbers
-# each weight has, all are float32, and Adam trains them. The owners are those that `owners` finds.
+# **1.** Write `fullest_holds(sizes, n, stage)`: the bytes of weights, gradients and slots on the
+# fullest of n devices. `sizes` lists how many numbers each weight has, in float32. `owners` finds
+# the owners, and Adam trains.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
@@ -400,7 +332,6 @@ def fullest_holds(sizes, n, stage):
 
 
 checks.fullest_holds(fullest_holds)
-
 
 # %% tags=["solution"]
 def fullest_holds(sizes, n, stage):
@@ -412,12 +343,10 @@ def fullest_holds(sizes, n, stage):
 checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
-# **2.** In a Keras optimizer, `global_clipnorm` scales all gradients down if their **global norm**,
-# the root of the sum of all squares, is over a limit. Here each owner has the gradients of its own
-# weights only. Write `clipped(owned, limit)`: `owned` is a dictionary with the list of gradients of
-# each device. Give a dictionary of the same form, with every gradient on its device, scaled by
-# limit / norm where the norm of all is over the limit, and else unchanged. No gradient may leave
-# its device, but single numbers may.
+# **2.** Write `clipped(owned, limit)`. `owned` is a dictionary from each device to the list of its
+# gradients. Return one of the same form: if the **global norm**, the root of the sum of *all*
+# squares, is over the limit, scale each gradient by limit / norm. Only single numbers may leave a
+# device.
 
 # %% tags=["exercise"]
 def clipped(owned, limit):  # runs in a graph: tf.minimum or tf.where instead of if
@@ -425,7 +354,6 @@ def clipped(owned, limit):  # runs in a graph: tf.minimum or tf.where instead of
 
 
 checks.clipped(clipped)
-
 
 # %% tags=["solution"]
 def clipped(owned, limit):
@@ -446,19 +374,13 @@ checks.clipped(clipped)
 # %% [markdown]
 # ## What we saw
 #
-# - One line shared out weights and slots. One device held 39.5 MB. Two held 20.5 MB and 18.9 MB.
-# - By the formula, of the 16.0 bytes a parameter, stage 3 leaves 2.0 on each of 8 devices.
-# - By hand, both stages differed from one device by less than 1e-12.
-# - In a step of stage 2, 2.0 P crossed, as with towers. In one of stage 3, it was 2.9 P.
-# - In stage 2 a device came to hold 100% of the weights, in stage 3 at most 60%.
-# - Only the comparison with one device caught the update for each gradient.
+# - One device kept 39.5 MB. With one line, two devices kept 20.5 MB and 18.9 MB.
+# - Both steps by hand were equal to one device to 1e-12.
+# - 2.0 P crossed if each device fetched all weights at once, and 2.9 P layer by layer.
 #
 # ## In practice
 #
-# If activations are most of what a step holds, begin with [[10]]. If weights, gradients and slots
-# are, share them out over your GPUs with `state="owners"`; if that is not enough, let the host own
-# them. Where all weights together do not fit on one GPU, split the model ([[12]]) or its layers
-# ([[13]]).
+# Begin with `state="owners"`; if that is not enough, take `state="host"`. If all weights together
+# do not fit on one GPU, split the model. `fit.alone(model)` moves the weights back.
 #
-# `fit.use` takes any built model. All of `fit` works as before. What is saved is
-# the same, and `fit.alone` moves the weights back.
+# Next: [[next]].

@@ -89,12 +89,12 @@ script, common = "scripts/train_workers.py", ["--dropout", "0.3"]
 started = subprocess.Popen(
     [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", "--stalled", "300",
      "--logs", folder / "calm_logs", script, "--", *common, "--folder", folder / "calm"],
-    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    stdout=(said := folder / "calm.txt").open("w"), stderr=subprocess.STDOUT)  # fmt: skip
 faults = ["--kill-at", "10", "--sleep-at", "18", "--limit", "6", "--folder", folder / "faults"]
 report = cluster.run(script, [*common, *faults], workers=2, restarts=2, stalled=300,
                      logs=folder / "faults_logs", progress=False)  # fmt: skip
 print("attempts:", len(report.attempts), "- at the end:", *[worker.status for worker in report])
-print("left alone:", "done" if started.wait() == 0 else "failed")
+print("left alone:", "done" if started.wait() == 0 else said.read_text())
 
 # %% [markdown]
 # Did both trainings end with the same model? At its end each worker prints a digest: the SHA-256 of

@@ -1,17 +1,24 @@
 # %% [markdown]
 # # Find out why it is not faster
 #
-# You added a GPU, and an epoch takes as long as before. There are eight usual causes, each with a
-# cure of its own.
+# You added a GPU, and an epoch takes as long as before.
 #
-# **In this lesson** two calls say where the time of your training goes.
+# **In this lesson** two calls say where the time of your training goes. The answer leads you to one
+# of eight usual causes:
 #
-# **You will learn** to
-# - let `fit.explain` say what a step of `fit` waits for,
-# - read from a trace which device waited for which, and
-# - predict what a change gives before you make it.
+# ![A decision tree. What fit.explain lists leads to the causes 1 to 4. If it lists only the step
+# itself, a trace or a clock leads to the causes 5 to 8.](pictures/19_which_cause.svg)
 #
-# **You need** [[07]] and [[09]].
+# ## The lines to paste
+#
+# ```python
+# from mgpu_helpers import fit, trace, whatif
+#
+# print(fit.explain(model, data))  # what a step of fit waits for
+# print(whatif.explain(trace.fit_step(model, (x, y))))  # which device waits for which
+# ```
+#
+# **You need** [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -26,144 +33,100 @@ import keras
 import matplotlib.pyplot as plt
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, timing, towers, trace, whatif
+from mgpu_helpers import charts, fit, towers, trace, whatif
 from mgpu_helpers.lessons import lesson_19
 from mgpu_helpers.lessons.checks import lesson_19 as checks
 from mgpu_helpers.lessons.lesson_19 import beside, timed, traces
 
-layers = keras.layers
-
-# %% [markdown]
-# ## The lines to paste
-#
-# Here is a model of three dense layers, `wide`, `middle` and `scores`, that trains on all devices.
-# Its dataset needs 50 ms for a batch, and a callback works for 30 ms after each step:
-
-# %%
-strategy = fit.strategy(plan)
 x, y = lesson_19.batch()
 loss_of = lesson_19.loss()
 
+# %% [markdown]
+# ## Ask fit
+#
+# Here is a model of three dense layers, `wide`, `middle` and `scores`, which trains on all devices.
+# We slow it down twice: reading a batch takes 120 ms, and a callback takes 80 ms after each step.
 
-def build(**options):
-    with strategy.scope():
-        model = lesson_19.model()
-        model.compile("sgd", loss_of, **options)
-    return model
-
-
+# %%
 class Report(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.03)  # writes a log, draws a picture
+        time.sleep(0.08)  # writes a log, draws a picture
 
 
-slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(x, y))
-
-# %% [markdown]
-# `fit.explain` runs a few steps as they are, then again with one thing left out each time. It puts
-# the weights back, so call it before or after a training:
+slow = tf.data.Dataset.range(4).map(lambda _: lesson_19.read(x, y, seconds=0.12))
+with fit.strategy(plan).scope():
+    model = lesson_19.model()
+    model.compile("sgd", loss_of)
 
 # %% tags=["nbval-ignore-output"]
-model = build()
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# "The step itself" is what remains without all that the other rows name. The rows need not add up:
-# times differ from run to run, and work hidden behind another wait costs nothing until that wait is
-# cured. Ask again after each cure. A trace looks into one step:
+# `fit.explain` runs some steps, then the same steps with one thing left out each time, and puts the
+# weights back. It found both. The training is **input-bound**: it waits for its data in every step.
+# Cure one cause, then ask again, because a wait may hide behind another one.
+#
+# "The step itself" is what remains. A trace looks into it:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
-# Each device worked during a part of the step. In the rest it waited for a result of another
-# device, for *copies* to or from a GPU, for *a free core*, or for *overhead*: time that TensorFlow
-# or other programs took between operations. In a healthy step devices wait for each other only
-# briefly, unless they share a GPU.
+# A device that did not work waited for another device, for a copy, for a free core, or for
+# *overhead*, the time between operations. In a healthy step devices wait for each other only
+# briefly.
 #
-# | `fit.explain`, `whatif.explain` | |
-# |---|---|
-# | **Use them when** | a training is slower than you hoped |
-# | **They cost** | some passes of a few steps; one traced step |
-# | **Instead** | a clock, where your loop is not `fit`: [[15]] |
+# ## The causes and their cures
 #
-# ## Which cause is it?
+# The numbers are those of the picture:
 #
-# Each cause has a section below, under its number:
+# 1. **Input.** Put `cache()` behind what fits into memory; otherwise give `map` its
+#    `num_parallel_calls`, and end with `prefetch`.
+# 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
+#    end, because `float(loss)` waits for the GPU.
+# 3. **New graphs.** TensorFlow makes a graph for each new shape and each new Python number. Keep to
+#    one batch size (`drop_remainder=True`), and pass tensors.
+# 4. **Eager code.** Python starts operations one by one. Use `@tf.function`, and compile without
+#    `run_eagerly=True`.
+# 5. **An idle device** "ran nothing". Nobody gave it work: use the three lines of [[07]].
+# 6. **A small batch.** Starting operations and exchanging gradients take as long for a small batch
+#    as for a large one. Enlarge it.
+# 7. **A straggler**: one device has a larger shard, or is slower, and all others wait for it. Make
+#    shards even, or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
+# 8. **Variables on the host** cross in every step. Build the model in the scope of its strategy, or
+#    in `tf.device`.
 #
-# ![First fit.explain. Where it lists input: 1, the input is too slow. A callback: 2, Python works
-# in every step. New shapes: 3, traced again and again. run_eagerly: 4, eager code, no graph. Where
-# it lists nothing but the step itself, a trace or a clock. A device idle: 5, it got no work. No
-# gain over one device: 6, the batch is too small. A device waits for another: 7, a large shard or a
-# slow device. The host sends a lot: 8, misplaced variables.](pictures/19_which_cause.svg)
+# A large model may also wait for the **exchange** of its gradients. Then the others wait for an
+# `AddN` or an `AllReduce`; a larger batch helps, because a step sends the same bytes for it. [Rarer
+# causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
-# [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
-#
-# ## Causes that `fit.explain` lists
-#
-# ### 1. The input starves the step
-#
-# You see the row `input`, as above: reading a batch takes longer than a step. The cure is `cache`
-# for data that fit into memory, else `num_parallel_calls` in `map`. With `cache` you get:
-
-# %% tags=["nbval-ignore-output"]
-print(fit.explain(model, slow.cache(), callbacks=[Report()], steps=4))
-
-# %% [markdown]
-# ### 2. Python works in every step
-#
-# You see the name of a callback: the next step starts when the callback has ended. The cure is to
-# let it act at every hundredth step. In your own loop, read the losses at the end: `float(loss)`
-# waits for the GPU.
-#
-# ### 3. A function is traced again and again
-#
-# In `fit` you see `new shapes`; for your own functions, count the graphs. `tf.function` makes one
-# for each new Python number and each new shape. Here a function gets four numbers, and then batches
-# of four sizes:
+# For cause 3 we count the graphs that four calls of a function make:
 
 # %%
-def calls(batches, rates, **settings):
-    scaled = tf.function(lambda x, rate: rate * tf.reduce_sum(x), **settings)
+def graphs(batches, rates):
+    scaled = tf.function(lambda x, rate: rate * tf.reduce_sum(x))
     for batch, rate in zip(batches, rates):
         scaled(batch, rate)
     return scaled.experimental_get_tracing_count()
 
-
-rates = [0.1, 0.2, 0.3, 0.4]
+# %%
+rates, same = [0.1, 0.2, 0.3, 0.4], [x] * 4
 tensors = [tf.constant(rate) for rate in rates]
-batches = [x[:size] for size in (80, 40, 20, 10)]
-same = batches[:1] * 4
-print("Python numbers:", calls(same, rates), " tensors:", calls(same, tensors))
-print("sizes:", calls(batches, tensors), " relaxed:",
-      calls(batches, tensors, reduce_retracing=True))  # fmt: skip
-
-# %% [markdown]
-# The cures are tensors in place of numbers, batches of one size (`drop_remainder=True`), and
-# `reduce_retracing=True` or an `input_signature`.
-#
-# ### 4. Eager code where a graph would do
-#
-# You see `run_eagerly`: Python starts operations one by one. The cure is `@tf.function`, and in
-# Keras no `run_eagerly=True`:
-
-# %% tags=["nbval-ignore-output"]
-print(fit.explain(build(run_eagerly=True), lesson_19.batch(80), steps=8))
+print("Python numbers:", graphs(same, rates), " tensors:", graphs(same, tensors),
+      " sizes:", graphs([x[:size] for size in (80, 40, 20, 10)], tensors))  # fmt: skip
 
 # %% [markdown]
 # ## Replay a step by hand
 #
-# The other four causes are in the step itself. There `whatif` also predicts what a cure would gain,
-# by a replay of the traced step. Here are five operations. An arrow is a result that the other
-# device needs. On the first device, `c` needs `a`, and `d` needs `c`:
+# What would a cure gain? `whatif` predicts it by a replay of the traced step. Here are five
+# operations; an arrow is a result that the other device needs. On the first device, `c` needs `a`,
+# and `d` needs `c`:
 #
 # ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
 # to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
 # d.](pictures/19_five_operations.svg)
 #
-# An operation starts when its device is free and all that it needs is there. By that rule `replay`
-# computes when the last one ends. Each operation, in the order of their starts, has its device, its
-# seconds, and the operations that it needs. Each round of the loop sets the time of one to 0:
+# An operation starts when its device is free and when all that it needs is there:
 
 # %%
 def replay(ops):
@@ -173,7 +136,10 @@ def replay(ops):
         ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
     return max(ends.values())
 
+# %% [markdown]
+# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look:
 
+# %%
 five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
         "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
 print("as it is:", replay(five), "s")
@@ -181,14 +147,13 @@ for name, (device, seconds, needs) in five.items():
     print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
 
 # %% [markdown]
-# `b` took 6 of 15 seconds, and yet the step without it takes 11, not 9: `d` then waits for `c`. So
-# what an operation took is not what you can gain.
+# The step takes 11 s without `b`, not 9, because `d` then waits for `c`. So you may gain less than
+# the time of an operation.
 #
-# ## Causes in the step itself
+# ## Predict a cure
 #
-# A step as in [[09]] shows these causes: the host splits the batch, a tower on each device computes
-# gradients, and one device, `home`, averages them and updates the weights. The cases change
-# `where` the towers are, the `home`, and the `sizes` of the shards:
+# Here is a step in which a **tower** on each device computes gradients, and one device, `home`,
+# averages them and updates the weights:
 
 # %%
 def make_step(where, home=plan.devices[0], sizes=None):
@@ -210,74 +175,33 @@ def make_step(where, home=plan.devices[0], sizes=None):
             for weight, gradient in zip(weights, mean):
                 weight.assign_sub(0.1 * gradient)
         return loss
-
     return step
 
-
 # %% [markdown]
-# `traces` gives the three fastest of several traces, the fastest last. A prediction compares two
-# replays, with the change and without it. So first: does the replay of a healthy step come near its
-# trace? On GPUs it must: it keeps the traced pauses.
+# On one device only, a second one is idle (cause 5). `whatif.towers` predicts from traces of one
+# device what all would gain. Below it is the measured gain of the step on all devices, `after`:
 
 # %% tags=["nbval-ignore-output"]
-healthy = make_step(plan.devices)
-of_healthy = traces(healthy)
-print(whatif.replay(of_healthy))
+one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
+speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; cores have none
+change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
+beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# ### 5. Nothing runs on the second device
+# Cores share a memory, so the measured gain is often smaller than the prediction.
 #
-# You see "ran nothing": nobody asked for the device, or its name has a typo. The cure is a
-# strategy, `fit.use` or towers. `whatif.towers` predicts what they gain, from traces of one
-# device. `beside` prints the prediction, then the measured gain of the second step, `after`, over
-# the first, `before`:
-
-# %% tags=["nbval-ignore-output"]
-one = make_step(plan.devices[:1])
-of_one = traces(one)
-print(whatif.explain(of_one[-1]))
-speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; in cores mode there is none
-beside(whatif.towers(of_one, len(plan), bytes_per_second=speed), timed(one), timed(healthy))
-
-# %% [markdown]
-# A prediction assumes that operations are as fast on several busy devices as on one. Devices that
-# share a memory slow each other down, so the measured gain is often some percent smaller. Shares of
-# one GPU copy inside it and share its computing: neither number is that of a second GPU.
+# ## Break it
 #
-# ### 6. The batch is too small for the split
-#
-# You see no gain over one device: starting operations and updating weights take as long for a small
-# batch as for a large one. Here each device gets four examples:
-
-# %% tags=["nbval-ignore-output"]
-few, large = (lesson_19.batch(n * len(plan)) for n in (4, len(x)))
-print(timing.compare(timed(one, *few), timed(healthy, *few), names=("one", "all")))
-
-# %% [markdown]
-# The cure is a larger batch. `before` is one device with its batch, and `after` is all devices,
-# each with as large a batch. If `after` took 1.1 times as long, two devices would do 2 / 1.1 = 1.8
-# times the work in the same time:
-
-# %% tags=["nbval-ignore-output"]
-change = whatif.towers(of_one, len(plan), batch=1, bytes_per_second=speed)
-beside(change, timed(one), timed(healthy, *large))
-
-# %% [markdown]
-# ### 7. One shard is larger, or one device is slower
-#
-# You see a long wait for another device: averaging begins when the slowest device's gradients are
-# there. Here the first device has the largest shard. The prediction makes that device's operations
-# (named `tower_0/`) as fast as with an equal shard:
+# Now the first device gets the largest shard (cause 7). What could even shards gain? `faster` asks
+# what the step takes if the first tower is as fast as with an even shard:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
 sizes = [len(x) - share * (len(plan) - 1)] + [share] * (len(plan) - 1)
-uneven = make_step(plan.devices, sizes=sizes)
-of_uneven = traces(uneven)
-print("shards:", sizes, whatif.explain(of_uneven[-1]), sep="\n")
-change = whatif.faster(of_uneven, "tower_0/", by=sizes[0] * len(plan) / len(x))
-beside(change, timed(uneven), timed(healthy))
-pair = {"even shards": of_healthy[-1], "uneven shards": of_uneven[-1]}
+uneven = traces(make_step(plan.devices, sizes=sizes))
+print("shards:", sizes, whatif.explain(uneven[-1]), sep="\n")
+print(whatif.faster(uneven, "tower_0/", by=sizes[0] * len(plan) / len(x)))
+pair = {"even shards": traces(all_of_them)[-1], "uneven shards": uneven[-1]}
 for name, step in pair.items():
     axes = charts.blame(step, shown=99)
     axes.set_title(name, loc="left")
@@ -285,38 +209,25 @@ for name, step in pair.items():
     plt.show()
 
 # %% [markdown]
-# The prediction leaves out that with even shards the other devices get more to do, so the measured
-# gain may be smaller, or none if devices share a GPU. A bar has all of a device's work first, then
-# its waits. With even shards those for the first device are short. The cure is even shards, or
-# shards in proportion to speed. `whatif.explain` names the slow device, not the reason.
+# In each bar all work comes first, then the waits. With uneven shards the others mostly wait for
+# the first device; with even shards they work. `whatif.explain` names the straggler, but not the
+# reason.
 #
-# ### 8. The variables are on the wrong device
-#
-# You see in a trace's `bytes_between()` that the host sends more than the batch: it has the
-# weights, too. A Keras model built outside `tf.device` blocks has them on the first GPU, or on
-# the host where there is none. Here one device computes, with the variables on it ("at home") and
-# then on the host:
+# How do you notice cause 8? The host sends more than the batch, so we count what crosses:
 
 # %%
-of_hosted = traces(make_step(plan.devices[:1], home=plan.host))
 batch = x.numpy().nbytes + y.numpy().nbytes
-for name, step in (("at home", of_one[-1]), ("on the host", of_hosted[-1])):
+for name, home in (("at home", plan.devices[0]), ("on the host", plan.host)):
+    _, step = trace.function_step(make_step(plan.devices[:1], home=home), x, y)
     for (a, b), size in step.bytes_between().items():
         print(f"{name:12} {a} -> {b} {size / batch:4.0%} of the bytes of a batch")
 
 # %% [markdown]
-# The cure is to build the model in its device's block. The replay says what the bytes would cost
-# over a link of 1 GB/s, also in `cores` mode, where nothing is copied:
-
-# %% tags=["nbval-ignore-output"]
-for name, steps in (("at home", of_one), ("on the host", of_hosted)):
-    print(f"{name:12}", whatif.link(steps, 1e9))
-
-# %% [markdown]
+# With variables on the host, the weights cross, too, and all gradients go back.
+#
 # ## Proof
 #
-# A step that skips work is faster, so a cure has to leave the losses as they were. Do the
-# other steps, from the same weights, have the losses of one device?
+# A step that skips work is faster, too. So check that a cure leaves the losses as they were:
 
 # %%
 def losses(**settings):
@@ -325,45 +236,25 @@ def losses(**settings):
 
 
 alone = losses(where=plan.devices[:1])
-print("one device   the loss falls:", alone[0] > alone[1] > alone[2])
 others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
 for name, settings in others.items():
     off = max(abs(a / b - 1) for a, b in zip(losses(**settings), alone))
-    print(f"{name:12} agree to one part in a thousand: {off < 1e-3}")
+    print(f"{name:12} agrees with one device to one part in a thousand: {off < 1e-3}")
 
 # %% [markdown]
-# ## When not to
-#
-# A replay cannot foresee that TensorFlow chooses another kernel. Steps under 2 ms are too short for
-# it, and it refuses steps with a loop. `fit.explain` takes differences of times: do not call it
-# while other programs run. For large trainings on GPUs, *Daydream*
-# ([2020](../docs/sources.md#daydream)) and *dPRO* ([2022](../docs/sources.md#dpro)) go further.
+# | | |
+# |---|---|
+# | **Use it when** | a training is slower than you hoped |
+# | **It costs** | some passes of a few steps, and one traced step; no other program may run |
+# | **Instead** | a clock, if your loop is not `fit`: [[15]] |
 #
 # ## On GPUs
 #
-# On GPUs Keras uses XLA, which takes seconds to compile each new graph
-# (cause 3). A step of short kernels takes as long as the host needs to start them, so a batch that
-# is large for a CPU can be too small (cause 6).
-#
-# ## With a model of another kind
-#
-# `faster` finds operations by name; an operation's name contains that of its layer. Which layer of
-# this network would you rather make twice as fast?
-
-# %% tags=["nbval-ignore-output"]
-with tf.device(plan.devices[0]):
-    stack = [layers.Conv2D(32, 3, name="conv"), layers.BatchNormalization(name="norm")]
-    model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Flatten(), layers.Dense(10)])
-    model.compile("sgd", loss_of, jit_compile=False)
-    step = trace.fit_step(model, (tf.reshape(x, [-1, 28, 28, 1])[:210], y[:210]))
-print(whatif.faster(step, "conv"), whatif.faster(step, "norm"), sep="\n")
-
-# %% [markdown]
-# Work first on the layer with the larger gain. If both gain little, see cause 6.
+# > Keras compiles with XLA on one GPU. If several GPUs train without it, they first have to make up
+# > for that loss; `fit.explain` tells you. XLA takes seconds for each new graph (cause 3). A step
+# > of short operations takes as long as the host needs to start them (cause 6).
 #
 # ## On your own
-#
-# Under each exercise is its solution, closed until you click *1 cell hidden*.
 #
 # **1.** Write `replay_over(ops, link)`, the replay by hand with a link: a result from another
 # device arrives `link` seconds after its operation has ended, one from the same device at once.
@@ -387,10 +278,10 @@ def replay_over(ops, link):
 checks.replay_over_link(replay_over)
 
 # %% [markdown]
-# **2.** `lesson_19.patient()` gives a compiled Keras model and its data. Three of the eight causes
-# slow its training down: put their numbers into `causes`. Then write `treat(model, data)`, which
-# returns a function that makes one pass over the data without the three, and changes the weights as
-# `lesson_19.fit(model, data)` does.
+# **2.** `lesson_19.patient()` returns a compiled Keras model and its data. Three of the eight
+# causes slow its training down: put their numbers into `causes`. Then write `treat(model, data)`.
+# It returns a function that makes one pass over the data without the three causes, and changes the
+# weights as `lesson_19.fit(model, data)` does.
 
 # %% tags=["exercise"]
 causes = {0}
@@ -418,14 +309,13 @@ checks.treated(treat, causes)
 # %% [markdown]
 # ## What we saw
 #
-# - `fit.explain` listed what slows `fit` down, and `whatif.explain` which device waited in a step.
+# - `fit.explain` listed what slowed `fit` down, and a trace said which device waited for which.
 # - Four Python numbers made 4 graphs of a function, and four tensors made 1.
-# - Without the operation that took 6 of 15 seconds, the step takes 11.
-# - All devices, uneven shards and variables on the host had the losses of one device.
+# - Without the operation that took 6 of 15 seconds, the step takes 11 s.
 #
 # ## In practice
 #
-# Call `fit.explain` first, and trace a step when only "the step itself" is left. Ask `faster`,
-# `towers` or `link` of `whatif` before you work, and time the change afterwards.
+# Call `fit.explain` first, and trace a step when only "the step itself" is left. Ask `whatif`
+# before you work on a cure, and time the training after it.
 #
 # Next: [[next]].

@@ -3,6 +3,8 @@
 RIGHT = {
     1: [
         """
+import numpy as np
+
 def peak(kept, batch):
     kept = np.array(kept)
     return np.max(np.cumsum(kept) + kept + np.append(0, kept[:-1])) * 4 * batch

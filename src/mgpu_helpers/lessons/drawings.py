@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -40,25 +41,11 @@ from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
     from mgpu_helpers.lessons.lesson_06 import Run
-    from mgpu_helpers.memory import MemoryUse, Monitor
+    from mgpu_helpers.memory import Monitor
     from mgpu_helpers.memory.predicting import Predicted
     from mgpu_helpers.memory.watch import Sample
     from mgpu_helpers.trace.records import Op
     from mgpu_helpers.trace.step import Trace
-
-
-def against_pieces(ways: Mapping[str, Mapping[int, int]], ax: Any = None) -> Any:
-    """Draw the bytes that a step holds against the number of micro-batches, a line for each way."""
-    ax = axes(ax)
-    for i, (name, sizes) in enumerate(ways.items()):
-        ax.plot([*sizes], [size / 1e6 for size in sizes.values()], label=name,
-                color=("#333333", "#b8860b", "#4f8f4f")[i % 3], marker="os^"[i % 3])  # fmt: skip
-    counts = sorted({m for sizes in ways.values() for m in sizes})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(counts, counts)
-    ax.set_ylim(bottom=0)
-    return label(ax, "What the first device holds", "micro-batches", "held at most, MB",
-                 legend=True)  # fmt: skip
 
 
 TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/02_who_holds_what.svg
@@ -84,7 +71,8 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
         reached.append(live / 1e6)
         if begins is None and "gradient" in op:
             begins = place - 0.5
-        name = op.split("/")[0]
+        scopes = op.split("/")  # Keras writes the model's name before the layer's, which it numbers
+        name = re.sub(r"_\d+$", "", scopes[1]) if len(scopes) > 2 else scopes[0]
         if begins is None and size > 0 and name != said:  # a pool makes places, too
             said = name
             note(ax, name, (place, live / 1e6), (0, 4), rotation=90, ha="center", va="bottom",
@@ -97,19 +85,9 @@ def climb(step: Any, device: str, ax: Any = None) -> Any:
         mark_backward(ax, begins)
     ax.set_xlim(0, max(len(reached) - 1, 1))
     ax.set_ylim(0, 1.2 * max(reached) or 1)
+    ax.xaxis.get_major_locator().set_params(integer=True)
     return label(ax, f"What one step holds on {device}", "large tensors made or freed",
                  "live memory, MB")  # fmt: skip
-
-
-def kept(ax: Any, bars: Mapping[str, MemoryUse]) -> Any:
-    """Write into each bar of `charts.held` what stays between steps, over a line of its length."""
-    for row, each in enumerate(bars.values()):
-        size = (each.weights + each.slots) / 1e6
-        ax.annotate("", (0, row + 0.2), (size, row + 0.2), arrowprops={
-            "arrowstyle": "<->", "color": "white", "shrinkA": 1, "shrinkB": 1})  # fmt: skip
-        note(ax, f"{size:.1f} MB", (size / 2, row), (0, 3), ha="center", va="center", size=9,
-             color="white")  # fmt: skip
-    return ax
 
 
 SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held

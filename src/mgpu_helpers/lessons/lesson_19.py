@@ -72,11 +72,11 @@ def beside(change: Any, before: Callable[[], None], after: Callable[[], None]) -
     print(change, timing.compare(before, after, warmup=1, repeats=6, names=names), sep="\n")
 
 
-def read(x: Any, y: Any, seen: Seen | None = None) -> tuple[Any, Any]:
+def read(x: Any, y: Any, seen: Seen | None = None, seconds: float = READ) -> tuple[Any, Any]:
     """Read a batch slowly: what the function of a dataset's map gets and gives are tensors."""
 
     def wait() -> Any:
-        time.sleep(READ)
+        time.sleep(seconds)
         if seen:
             seen.reads += 1
         return np.int64(0)

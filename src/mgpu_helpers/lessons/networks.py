@@ -2,7 +2,7 @@
 
 `jang` is from the article "Multi-GPUs" by Wonik Jang, 2017; `tensorlight` from the tensorlight
 notebook "MNIST CNN Multi GPU Example", 2016; `p40` from the P40 note "How to make TensorFlow employ
-multiple GPUs", 2017. Lesson 09 builds `tensorlight` in front of the reader.
+multiple GPUs", 2017.
 """
 
 from __future__ import annotations
@@ -262,22 +262,6 @@ def loss(labels: Any, logits: Any) -> Any:
     import tensorflow as tf
 
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
-
-
-def l2(weights: Mapping[str, Any], scale: float) -> Any:
-    """Add up half the squares of the kernels, not of the biases, times scale."""
-    import tensorflow as tf
-
-    kernels = [w for name, w in read(weights).items() if name.endswith("/kernel")]
-    return scale * tf.add_n([tf.nn.l2_loss(kernel) for kernel in kernels])
-
-
-def accuracy(logits: Any, labels: Any) -> Any:
-    """Give the share of the batch, 0 to 1, whose highest score is its label's."""
-    import tensorflow as tf
-
-    right = tf.equal(tf.argmax(logits, 1), tf.cast(labels, tf.int64))
-    return tf.reduce_mean(tf.cast(right, tf.float32))
 
 
 def _scaled(count: int, width: float) -> int:
