@@ -621,7 +621,7 @@ def test_lines_and_dots_are_where_the_numbers_are():
     held = [("model/a_1/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3),
             ("gradient_tape/a/Mul", 4 * MB, 1, 2)]  # fmt: skip
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
-    ax = drawings.climb(step_of(allocations=made), "/CPU:1")
+    ax = charts.live_bytes(step_of(allocations=made), by="tensor")
     assert list(ax.lines[0].get_ydata()) == pytest.approx([0, 8, 12, 8, 0], abs=1e-5)
     assert [*ax.lines[1].get_xdata(), ax.lines[2].get_xdata()[0]] == [2, 1.5]
     assert labels_of(ax) == ["a", "the peak", "backward pass"]

@@ -100,7 +100,7 @@ print("the peak is in the predicted range:", predicted.low < seen < predicted.hi
 # and names mark outputs:
 
 # %% tags=["varies", "cover"]
-drawings.within(drawings.climb(step, device), predicted)
+drawings.within(charts.live_bytes(step, by="tensor"), predicted)
 plt.show()
 
 # %% [markdown]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -21,10 +21,12 @@ PARTS = {  # of memory, on every device
 }  # fmt: skip
 
 
-def live_bytes(trace: Trace, ax: Any = None) -> Any:
-    """Draw the bytes that one step holds on each device, over time.
+def live_bytes(trace: Trace, ax: Any = None, *, by: Literal["time", "tensor"] = "time") -> Any:
+    """Draw the bytes that one step holds on each device.
 
-    A dashed line is drawn where the backward pass begins, if the step has one.
+    By time, a dashed line is drawn where the backward pass begins, if the step has one. By tensor,
+    each place to the right is a large tensor made or freed, scratch left out; names above the curve
+    are of the layers whose outputs are made, and a dot is the peak.
 
     >>> from mgpu_helpers import trace
     >>> result, step = trace.function_step(lambda x: x @ x, tf.ones([200, 200]))
@@ -33,6 +35,8 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
     from mgpu_helpers.trace.step import traced
 
     ax = axes(ax)
+    if by == "tensor":
+        return _by_tensor(traced(trace), ax)
     for device, curve in traced(trace).memory.items():
         times, live = zip(*curve, (trace.length, curve[-1][1]), strict=True)
         ax.step([t * 1e3 for t in times], [b / 1e6 for b in live], where="post",
@@ -43,6 +47,44 @@ def live_bytes(trace: Trace, ax: Any = None) -> Any:
         mark_backward(ax, begins * 1e3)
     return label(ax, "What one step holds on each device", "time in the step, ms",
                  "live memory, MB", legend=bool(trace.memory))  # fmt: skip
+
+
+def _by_tensor(trace: Trace, ax: Any) -> Any:
+    kept = [a for a in trace.allocations if not a.scratch]
+    events = [(a.start, a.bytes, a.op, a.device) for a in kept]
+    events += [(a.end, -a.bytes, "", a.device) for a in kept if a.end is not None]
+    large = max((a.bytes for a in kept), default=0) / 100
+    live = {a.device: 0.0 for a in sorted(kept, key=lambda each: each.device)}
+    reached = {device: [0.0] for device in live}
+    places, begins, named = 1, None, ""
+    for _, size, op, device in sorted(events):
+        live[device] += size / 1e6
+        if abs(size) < large:
+            continue
+        for each, curve in reached.items():
+            curve.append(live[device] if each == device else curve[-1])
+        if begins is None and "gradient" in op:
+            begins = places - 0.5
+        scopes = op.split("/")  # Keras writes the model's name before the layer's, which it numbers
+        name = re.sub(r"_\d+$", "", scopes[1]) if len(scopes) > 2 else scopes[0]
+        if begins is None and size > 0 and name != named:  # a pool makes places, too
+            named = name
+            note(ax, name, (places, live[device]), (0, 4), rotation=90, ha="center", va="bottom",
+                 size=8)  # fmt: skip
+        places += 1
+    for device, curve in reached.items():
+        top = int(np.argmax(curve))
+        ax.step(range(places), curve, where="mid", color=colour(device),
+                label=f"{device}, peak {size_text(round(curve[top] * 1e6))}")  # fmt: skip
+        ax.plot([top], [curve[top]], "o", color=colour(device))
+        note(ax, "the peak", (top, curve[top]), (-6, 4), ha="right")
+    if begins is not None:
+        mark_backward(ax, begins)
+    ax.set_xlim(0, max(places - 1, 1))
+    ax.set_ylim(0, 1.2 * max(map(max, reached.values()), default=0) or 1)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return label(ax, "What one step holds on each device", "large tensors made or freed",
+                 "live memory, MB", legend=bool(reached))  # fmt: skip
 
 
 def mark_backward(ax: Any, at: float) -> None:

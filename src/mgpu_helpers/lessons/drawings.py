@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +33,7 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.map import placement_map
-from mgpu_helpers.charts.memory import backward_begins, mark_backward
+from mgpu_helpers.charts.memory import backward_begins
 from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
@@ -49,45 +48,6 @@ if TYPE_CHECKING:
 
 
 TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/02_who_holds_what.svg
-
-
-def climb(step: Any, device: str, ax: Any = None) -> Any:
-    """Draw the bytes that one step holds, one place to the right for each large tensor.
-
-    Above the curve stand the operations that make the outputs, from the dashed line on the backward
-    pass; a dot is the peak. Tensors of less than a hundredth of the largest add no place.
-    """
-    ax = axes(ax, size=(7.2, 3.6))
-    kept = [a for a in step.allocations if a.device == device and not a.scratch]
-    events = [(a.start, a.bytes, a.op) for a in kept]
-    events += [(a.end, -a.bytes, "") for a in kept if a.end is not None]
-    large = max((a.bytes for a in kept), default=0) / 100
-    live, reached, begins, said = 0, [0.0], None, ""
-    for _, size, op in sorted(events):
-        live += size
-        if abs(size) < large:
-            continue
-        place = len(reached)
-        reached.append(live / 1e6)
-        if begins is None and "gradient" in op:
-            begins = place - 0.5
-        scopes = op.split("/")  # Keras writes the model's name before the layer's, which it numbers
-        name = re.sub(r"_\d+$", "", scopes[1]) if len(scopes) > 2 else scopes[0]
-        if begins is None and size > 0 and name != said:  # a pool makes places, too
-            said = name
-            note(ax, name, (place, live / 1e6), (0, 4), rotation=90, ha="center", va="bottom",
-                 size=8)  # fmt: skip
-    ax.step(range(len(reached)), reached, where="mid", color=colour(device))
-    top = int(np.argmax(reached))
-    ax.plot([top], [reached[top]], "o", color=colour(device))
-    note(ax, "the peak", (top, reached[top]), (-6, 4), ha="right")
-    if begins is not None:
-        mark_backward(ax, begins)
-    ax.set_xlim(0, max(len(reached) - 1, 1))
-    ax.set_ylim(0, 1.2 * max(reached) or 1)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    return label(ax, f"What one step holds on {device}", "large tensors made or freed",
-                 "live memory, MB")  # fmt: skip
 
 
 SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held
@@ -202,8 +162,8 @@ def within(ax: Any, predicted: Predicted) -> Any:
     ax.set_title("What one step holds", loc="left")
     ax.axhspan(low, high, color=KEPT, linewidth=0, zorder=0)
     ax.set_ylim(0, max(1.05 * high, ax.get_ylim()[1]))
-    note(ax, "range of the predicted peak", (0.01, high), (0, -4), va="top", xycoords=ACROSS,
-         **SMALL)  # fmt: skip
+    note(ax, "range of the predicted peak", (0.99, high), (0, -4), ha="right", va="top",
+         xycoords=ACROSS, **SMALL)  # fmt: skip
     return ax
 
 
