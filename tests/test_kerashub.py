@@ -26,8 +26,9 @@ pytest.importorskip(
     "keras_hub", reason="KerasHub is not installed: `make env` installs it.", exc_type=ImportError
 )
 
-# How near a model comes: Gemma and Llama compute a part in float32, whatever the policy.
-HALVES = {"gemma_int8": 1e-4, "gemma_bfloat16": 2e-2}
+# How near a model comes: Gemma and Llama compute a part in float32, whatever the policy. Of numbers
+# with eight binary digits, single ones are several roundings off, so that each array counts whole.
+HALVES = {"gemma_int8": 1e-4, "gemma_bfloat16": 1.5e-2}
 NEAR = {"gemma": 1e-5, "gemma_lora": 1e-5, "llama": 1e-5} | HALVES
 WAYS: dict[str, dict[str, Any]] = {
     "rows": {}, "pieces": {"pieces": 2}, "recompute": {"recompute": True}, "stages": {"stages": 2},
@@ -85,6 +86,12 @@ def keeps(case: str, devices: Any, options: dict[str, Any], whole: bool, **size:
             assert 0.25 < first / len(there) < 0.75
 
     found, wanted = trained(case, change, whole, **size), alone(case, whole, **size)
+    if case == "gemma_bfloat16":
+        fit_models.near([found[0], []], [wanted[0], []], NEAR[case])
+        apart = [np.linalg.norm(np.subtract(a, b, dtype="d")) / (np.linalg.norm(b) or 1)
+                 for a, b in zip(found[1], wanted[1], strict=True)]  # fmt: skip
+        assert max(apart) < NEAR[case], apart
+        return
     fit_models.near(found, wanted, NEAR.get(case, 1e-10))
 
 
