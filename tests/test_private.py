@@ -670,3 +670,15 @@ def test_slots_of(keras):
     kept = _private.slots_of(sgd)
     assert [len(kept[id(weight)]) for weight in weights] == [1, 0]
     assert [slot.shape for slot in kept[id(weights[0])]] == [(2,)]
+
+
+def test_keras_hands_on_what_says_all_in_a_sentence(keras):
+    """Try _keras_call_info_injected."""
+
+    class Refuses(keras.layers.Layer):
+        def call(self, x):
+            raise _private.Unwrapped("one sentence")
+
+    with pytest.raises(_private.Unwrapped) as caught:
+        Refuses()(np.ones([1, 3]))
+    assert str(caught.value) == "one sentence"

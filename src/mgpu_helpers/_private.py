@@ -28,6 +28,12 @@ FED = "_arg_"  # begins the name of what a Session is fed
 LOOP = "_cloop"  # begins the name of what a loop on several devices adds
 
 
+class Unwrapped(ValueError):
+    """An error around which Keras writes no list of what a layer was called with."""
+
+    _keras_call_info_injected = True
+
+
 def started() -> bool:
     """Say whether TensorFlow has started, so that its devices cannot change any more.
 

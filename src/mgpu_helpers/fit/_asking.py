@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mgpu_helpers import _private
 from mgpu_helpers.fit._kinds import (
     MEAN,
     SUM,
@@ -43,7 +44,7 @@ AVERAGES = "averages what is no mean over"
 GIVES = "gives an example"  # a loss, whatever others are in the batch
 
 
-class Refused(ValueError):
+class Refused(_private.Unwrapped):
     """Replicas would compute another number than one device, as a sentence says."""
 
 
