@@ -87,5 +87,5 @@ def test_autograph_does_not_print_in_a_notebook(tmp_path):
         "import tensorflow as tf, steps\n"
         "tf.function(steps.train)()"
     )
-    assert "AutoGraph" in run_python(code, MGPU_VERBOSE="1").stdout
-    assert run_python(code).stdout == ""
+    assert "AutoGraph" in run_python(code, imported=False, MGPU_VERBOSE="1").stdout
+    assert run_python(code, imported=False).stdout == ""
