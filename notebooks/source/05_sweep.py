@@ -213,7 +213,8 @@ mgpu(sweep)
 
 # %%
 changed = script.stat().st_mtime
-starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read("once")]
+begun = [row["started_at"] for row in read("logs") if row["status"] == "done"]
+starts = [datetime.fromisoformat(each).timestamp() for each in begun]
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
@@ -255,7 +256,7 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 #
 # **1.** Write `wall(seconds, n)`, which returns how long a sweep takes. `seconds` lists how long
 # each job takes. The jobs start in their order on n devices, each as soon as a device is free.
-# `wall([6, 1, 1, 4, 9], 2)` is 15, because the longest job comes last.
+# `wall([3, 8, 8, 1, 9], 2)` is 18, because the longest job comes last.
 
 # %% tags=["exercise"]
 def wall(seconds, n):
