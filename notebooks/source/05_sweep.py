@@ -64,8 +64,8 @@ from mgpu_helpers.lessons.checks import lesson_05 as checks
 # ## A script to sweep
 #
 # Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that
-# the lesson is short; a Keras script such as [train.py](scripts/train.py) of [[04]] needs the same
-# line. The digits come from files:
+# a job takes a part of a second. A Keras script such as [train.py](scripts/train.py) of [[04]] is
+# swept in the same way. The digits come from files:
 
 # %%
 folder = Path(tempfile.mkdtemp())
