@@ -599,14 +599,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     one, two = drawings.stacked({"one": step_of(ops[0]), "two": both}).axes
     assert one.get_xlim() == two.get_xlim() == (0, 10) and not one.lines
     assert two.get_title("left") == "two: 10.0 ms" and list(two.lines[0].get_xdata()) == [4, 4]
-    ax = drawings.against_rate({"narrow": {0.1: 0.5, 1: 0.1}, "wide": {0.1: 0.8}}, of=100)
-    assert labels_of(ax) == ["guessing", "narrow", "wide"]
-    same = drawings.against_rate({"a": {0.1: 0.5, 1: 0.1}, "b": {0.1: 0.8, 1: 0.1}}, of=100)
-    assert same.texts[-1].get_text() == "both" and same.texts[-1].xy == (1, 10)
-    line, _, (bars,) = ax.containers[0]
-    assert list(line.get_xdata()) == [0.1, 1] and list(line.get_ydata()) == [50, 10]
-    assert bars.get_segments()[0][:, 1] == pytest.approx([45, 55])
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["0.1", "1"]
     one, two = timing.Timing((3.0, 3.5, 4.0, 4.0, 4.0)), timing.Timing((2.0,) * 5)
     pairs = {16: timing.Comparison(one, two)}
     ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)

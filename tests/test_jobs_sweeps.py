@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import test_jobs
 from mgpu_helpers import jobs
 from mgpu_helpers.jobs import sweep
-from test_jobs import python, runner, sh, until
+from test_jobs import ROOT, python, runner, sh, until
 
 here, never_hangs, cores = test_jobs.here, test_jobs.never_hangs, test_jobs.cores
 vanishing = test_jobs.vanishing
@@ -120,3 +122,17 @@ def test_a_file_without_jobs_is_refused(data, says):
     Path("file").mkdir() if data is None else Path("file").write_bytes(data)
     with pytest.raises(ValueError, match=says):
         sweep.lines("file")
+
+
+# --- the files for clusters ---
+
+
+def test_slurms_script_goes_on_where_it_was_stopped(monkeypatch):
+    path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    monkeypatch.setenv("PATH", os.pathsep.join(path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    Path("job.sh").write_text("echo $1")
+    for ran in (2, 0):
+        line = ["bash", ROOT / "notebooks/scripts/sweep.slurm", "job.sh", "--grid", "lr=1,2"]
+        said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+        assert said.count("start ") == ran and ("2 of 2 jobs, done before" in said) == (not ran)

@@ -1,4 +1,4 @@
-"""Train the network of an article of 2017 in a graph and a Session. Lesson 04 starts it."""
+"""Train the network of an article of 2017 in a graph and a Session, on one GPU."""
 
 import argparse
 import hashlib

@@ -1,18 +1,37 @@
 # %% [markdown]
 # # Sweep
 #
-# You look for the learning rate and the width with which your script trains best. A loop in the
-# shell tries one setting after the other on one of four GPUs, and three stay idle. At night the
-# machine restarts during the seventh setting, and in the morning you begin again with the first.
+# You look for the best learning rate in a loop, which tries one setting after the other on one of
+# your four GPUs. At night the machine restarts during the seventh setting, and in the morning you
+# begin again with the first.
 #
 # **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
 # gives a table in which you find the best.
 #
-# **You will learn** to
-# - make a job of every combination of some values,
-# - make a sweep larger, and go on after a failure, without repeating what is done,
-# - read the results as a table, and notice results that are missing or from an older script,
-# - start a sweep from a batch script.
+# ![Two starts of six jobs. In the first, three are done and three fail. The second skips what is
+# done and runs the others. A file keeps how each job ended.](pictures/05_again.svg)
+#
+# A **sweep** has a job for each combination of the settings, here six. Three of them failed,
+# because a file was missing. The same line, started again, ran only these three. Your script has to
+# take its settings as arguments and print its result as a line of JSON:
+#
+# ```python
+# import argparse
+# import json
+#
+# parser = argparse.ArgumentParser()
+# parser.add_argument("--lr", type=float, default=0.1)
+# parser.add_argument("--data", default="small")
+# options = parser.parse_args()
+# ...  # build and train with options.lr and options.data
+# print(json.dumps({"loss": float(loss), "accuracy": float(accuracy)}))
+# ```
+#
+# Then this line, in a terminal, runs the sweep:
+#
+# ```shell
+# mgpu run train.py --grid lr=0.1,0.3,1 data=small,large --skip-done
+# ```
 #
 # **You need** [[04]].
 
@@ -21,97 +40,107 @@ import os
 
 from mgpu_helpers import devices, jobs
 
-if len(jobs.allowed()[1]) < 2:  # where there is only one GPU, cores stand in
+if len(jobs.allowed()[1]) < 2:  # with fewer than two GPUs, cores stand in
     os.environ["MGPU_MODE"] = "cores"
 plan = devices.setup(2, exact=True)
 plan
 
 # %%
 import json
-import random
-import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
-from mgpu_helpers.lessons import drawings
+from mgpu_helpers.lessons import digits
 from mgpu_helpers.lessons.checks import lesson_05 as checks
 
 # %% [markdown]
-# ## The lines to paste
+# ## A script to sweep
 #
-# A script can be swept when it takes its settings as arguments, and prints its result as a line of
-# JSON, of which the last counts. [train.py](scripts/train.py), the Keras script of [[04]], does
-# both. In your own script, these lines are enough:
-#
-# ```python
-# import argparse
-# import json
-#
-# parser = argparse.ArgumentParser()
-# parser.add_argument("--lr", type=float, default=0.1)
-# parser.add_argument("--width", type=int, default=16)
-# parser.add_argument("--epochs", type=int, default=3)
-# parser.add_argument("--seed", type=int, default=0)
-# options = parser.parse_args()
-# ...  # build and train with options.lr, options.width, options.epochs and options.seed
-# print(json.dumps({"loss": float(loss), "accuracy": float(accuracy)}))
-# ```
-#
-# Then this line, in a terminal, tries two learning rates with two widths each. What follows `--` is
-# given to every job and is not in its name:
-#
-# ```shell
-# mgpu run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1
-# ```
-#
-# The function `mgpu` runs such a line, always in the same temporary folder. It prints what a
-# terminal would show (with `brief`, only the table, the first failure and where the logs are), and
-# how the line ended:
+# Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that
+# a job takes a part of a second. A Keras script such as [train.py](scripts/train.py) of [[04]] is
+# swept in the same way. The digits come from files:
 
 # %%
 folder = Path(tempfile.mkdtemp())
-shutil.copy("scripts/train.py", folder)
+script = folder / "softmax.py"
 
 
-def mgpu(line, brief=False):
-    began = time.perf_counter()
+def save(name, **options):
+    images, labels = digits.load(**options)
+    np.savez(folder / f"{name}.npz", x=images.reshape(len(images), -1), y=labels)
+
+
+save("unseen", test=True)
+save("small", n=100)
+
+# %%
+script.write_text("""
+import argparse, json
+import numpy as np
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--data", default="small")
+options = parser.parse_args()
+data, unseen = np.load(options.data + ".npz"), np.load("unseen.npz")
+x, y, weights = data["x"], np.eye(10)[data["y"]], np.zeros([784, 10])
+def guess(x):
+    shares = np.exp(x @ weights)
+    return shares / shares.sum(1, keepdims=True)
+for _ in range(20):
+    weights -= options.lr * x.T @ (guess(x) - y) / len(x)
+loss = -np.log(guess(x)[y == 1]).mean()
+accuracy = np.mean(guess(unseen["x"]).argmax(1) == unseen["y"])
+print(json.dumps({"loss": round(loss, 3), "accuracy": round(accuracy, 3)}))
+""")
+alone = [sys.executable, script, "--lr=0.3"]
+print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
+
+# %% [markdown]
+# Run alone, the script prints one line of JSON.
+#
+# ## Try it
+#
+# The function `mgpu` runs a line as a terminal does. It prints what the runner says, up to the end
+# of the table, and the exit status. One of the two data sets, `large`, is still missing:
+
+# %%
+def mgpu(line):
     command = [sys.executable, "-m", "mgpu_helpers", *line.split()]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    said = (done.stdout + done.stderr).replace(f"{folder}{os.sep}", "").strip()
-    print("\n\n".join(said.split("\n\n")[1:4] if brief else [said]))
-    print(f"exit status {done.returncode} after {time.perf_counter() - began:.1f} s")
+    print(*done.stdout.split("\n\n")[:2], f"exit status {done.returncode}", sep="\n\n")
 
 
-# %% tags=["nbval-ignore-output"]
-mgpu("run train.py --grid lr=0.01,0.1 width=2,16 --skip-done -- --epochs 1")
-
-# %% [markdown]
-# Each job is named after its settings in the grid and runs on the next free device. The line took
-# less time than its jobs together, because several devices worked at once.
-#
-# | | |
-# |---|---|
-# | **Use it when** | you compare settings, and each training fits on one GPU |
-# | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
-# | **Instead** | KerasTuner or Optuna, where earlier results choose the next setting |
-#
-# The larger rate and the larger width have won. So the next line tries a still larger rate, with
-# that width alone. `--skip-done` leaves out two of its three jobs, which are done:
+sweep = "run softmax.py --grid lr=0.1,0.3,1 data=small,large --skip-done"
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run train.py --grid lr=0.01,0.1,1 width=16 --skip-done -- --epochs 1")
+mgpu(sweep)
+
+# %%
+print((folder / "logs" / "02_lr=0.1,data=large.log").read_text().splitlines()[-1])
 
 # %% [markdown]
+# Each job is named after its settings and runs on the next free device. Three jobs failed, and the
+# others went on. The end of a failed job's log names the cause. The exit status is 1, so a batch
+# script can notice the failure. Now we save the missing file and start the same line again:
+
+# %% tags=["nbval-ignore-output"]
+save("large", n=1000)
+mgpu(sweep)
+
+# %% [markdown]
+# The jobs that were done were skipped, and the failed ones ran again. The line also goes on after
+# Ctrl-C or a crash, and a job that was cut off begins again. If you add a value to the line, only
+# the new jobs run.
+#
 # When a job starts, and when it ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read`
-# gives those of ended jobs: `name` holds the settings, and `result_accuracy` the accuracy that the
-# job printed; all five have one. The chart shows accuracy against rate, a curve for each width:
+# returns the lines of ended jobs. The chart shows the accuracy on unseen digits:
 
 # %%
 def read(logs):
@@ -120,219 +149,114 @@ def read(logs):
 
 
 # %% tags=["cover"]
-rows, curves = read("logs"), {}
-print("the best:", max(rows, key=lambda row: row["result_accuracy"])["name"])
-for row in sorted(rows, key=lambda row: row["name"]):
-    setting = dict(pair.split("=") for pair in row["name"].split(","))
-    curve = curves.setdefault(f"width {setting['width']}", {})
-    curve[float(setting["lr"])] = row["result_accuracy"]
-drawings.against_rate(curves, of=360)
+done = {row["name"]: row["result_accuracy"] for row in read("logs") if row["status"] == "done"}
+print("the best:", max(done, key=done.get))
+rates, (figure, ax) = [0.1, 0.3, 1], plt.subplots(figsize=(5.2, 3.2))
+for data, style in [("small", "o-"), ("large", "s--")]:
+    ax.plot(rates, [100 * done[f"lr={rate},data={data}"] for rate in rates], style, label=data)
+ax.set(xscale="log", xlabel="learning rate", ylabel="right answers, %", ylim=(70, 100))
+ax.set_xticks(rates, rates)
+ax.minorticks_off()
+ax.legend(title="data")
 plt.show()
 
 # %% [markdown]
-# The error bars are standard errors: how far the choice of the 360 digits usually moves an
-# accuracy. Another seed moves it, too. With a rate of 1 nothing is learnt: one digit in ten is
-# right, as in guessing. The best rate lies between two worse ones. The best width is the largest
-# tried, so try a wider one next.
+# With both data sets the best rate, 0.3, is between two that are worse. If the best value is at the
+# edge of a grid, add a value beyond it.
 #
-# ## How it works
+# ## By hand
 #
-# `jobs.grid` makes every combination of the given values, like two nested loops. Here are the jobs
-# of the first sweep:
+# `jobs.grid` makes every combination of the values, as two nested loops do:
 
 # %%
-by_hand = [[f"--lr={lr}", f"--width={width}"] for lr in (0.01, 0.1) for width in (2, 16)]
-sweep = jobs.grid(lr=[0.01, 0.1], width=[2, 16])
-print(*sweep.items(), sep="\n")
-print("the same:", list(sweep.values()) == by_hand)
+by_hand = [[f"--lr={lr}", f"--data={data}"] for lr in (0.1, 0.3, 1) for data in ("small", "large")]
+grid = jobs.grid(lr=[0.1, 0.3, 1], data=["small", "large"])
+print("the same:", [*grid.values()] == by_hand)
+print(by_hand[0])
 
 # %% [markdown]
-# A job is a command with such arguments:
-# `[sys.executable, "train.py", *arguments, "--epochs=1"]`.
-# `jobs.run(commands, names=sweep, skip_done=True)` runs a list of such commands.
-#
-# ## Go on after a failure
-#
-# The script parabola.py looks for the lowest point of x² by gradient descent. The gradient is 2x,
-# so a step with the rate 0.1 multiplies x by 0.8. A file, `near.txt` or `far.txt`, holds the x at
-# which it starts. Here the script runs alone, from x = 1:
-
-# %%
-parabola = folder / "parabola.py"
-parabola.write_text("""
-import argparse, json
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float)
-parser.add_argument("--start", default="near")
-parser.add_argument("--steps", type=int, default=5)
-options = parser.parse_args()
-x = float(open(options.start + ".txt").read())
-for _ in range(options.steps):
-    x -= options.lr * 2 * x
-print(json.dumps({"loss": x * x}))
-""")
-(folder / "near.txt").write_text("1")
-alone = [sys.executable, "parabola.py", "--lr=0.1"]
-print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout, end="")
-print(f"by hand {(0.8**5) ** 2:.6f}")
-
-# %% [markdown]
-# The loss is the square of x. Of a grid of four such jobs two fail, because `far.txt` is still
-# missing:
-
-# %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again", brief=True)
-
-# %% [markdown]
-# Below the table is the end of a failed job's log, which names the cause. The exit status is 1, so
-# a shell script can notice the failure. Now the file is written, and the same line runs again:
-
-# %% tags=["nbval-ignore-output"]
-(folder / "far.txt").write_text("10")
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs again")
-
-# %% [markdown]
-# The two finished jobs were skipped, and the failed ones ran again:
-#
-# ![Two starts of four jobs. The first adds to jobs.jsonl how four jobs ended: two done and two
-# failed. The second skips the two done, and adds two lines.](pictures/05_again.svg)
-#
-# After Ctrl-C or a crash (not shown), the same line goes on; a job cut off halfway begins again.
+# In Python, `jobs.run(commands, names=grid, skip_done=True)` runs commands with such arguments.
 #
 # ## Proof
 #
-# A continued sweep has to give the results of an unbroken one, and must not repeat what is done.
-# Here is the same grid in another folder, without a failure:
+# A continued sweep has to give the results of an unbroken one, and must not do anything twice. Here
+# is the same grid in another folder, without a failure:
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --logs once", brief=True)
+mgpu("run softmax.py --grid lr=0.1,0.3,1 data=small,large --logs once")
 
 # %%
 def results(logs):
     return {row["name"]: row["result_loss"] for row in read(logs) if row["status"] == "done"}
 
 
-print("equal results:", results("again") == results("once"), len(results("once")))
-print(*sorted(Counter(row["status"] for row in read("again")).items()))
+print("equal results:", results("logs") == results("once"))
+print(*sorted(Counter(row["status"] for row in read("logs")).items()))
 
 # %% [markdown]
-# In the folder `again` four rows are of finished jobs, no two of the same job, and two of failures.
+# The six losses are equal. The continued sweep has six rows of jobs that are done, and three of the
+# failures, so nothing was done twice.
 #
 # ## Break it
 #
-# **A training that exits with 0 and a loss of NaN.** The rate 2 multiplies x by -3 in each step,
-# and after a thousand steps x is not a number (NaN). Which row is the best?
+# We edit the script, so that it takes 100 steps instead of 20. Write down how many of the six jobs
+# you expect to run when we start the line again:
 
 # %% tags=["nbval-ignore-output"]
-mgpu("run parabola.py --grid lr=2,0.1,0.4 --logs diverged -- --steps 1000", brief=True)
-
-# %%
-done = sorted(read("diverged"), key=lambda row: row["name"])
-try:
-    min(done, key=lambda row: row["result_loss"])
-except TypeError as error:
-    print(Counter(row["status"] for row in done), error)
-finite = [row for row in done if row["result_loss"] is not None]
-print("the best is", min(finite, key=lambda row: row["result_loss"])["name"])
+script.write_text(script.read_text().replace("range(20)", "range(100)"))
+mgpu(sweep)
 
 # %% [markdown]
-# The best is the rate 0.4, once the job without a result is left out. JSON has no NaN, so the
-# runner writes `null`, which Python reads as `None`. The table shows `-`, as for a failed job.
-# "Done" says only that the exit status was 0. Look for missing results before you choose.
-#
-# **A script that was edited.** The runner compares a command's words and folder, but does not look
-# into the script. Here parabola.py is changed to print |x| instead of x², and the sweep from above
-# starts again:
-
-# %% tags=["nbval-ignore-output"]
-before = parabola.read_text()
-parabola.write_text(before.replace('"loss": x * x', '"loss": abs(x)'))
-mgpu("run parabola.py --grid lr=0.1,0.4 start=near,far --skip-done --logs once", brief=True)
-
-# %% [markdown]
-# All four jobs are skipped, and the table has results of the old script. No error says so. To find
-# out, compare the start of each job with the last change of the script:
+# None ran, and the table still has the results of 20 steps. No error says so, because the runner
+# compares only a command's words and its folder. To find out, compare the start of each job with
+# the last change of the script:
 
 # %%
-changed = parabola.stat().st_mtime
-starts = [datetime.fromisoformat(row["started_at"]).timestamp() for row in read("once")]
-parabola.write_text(before)
+changed = script.stat().st_mtime
+begun = [row["started_at"] for row in read("logs") if row["status"] == "done"]
+starts = [datetime.fromisoformat(each).timestamp() for each in begun]
 print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
 
 # %% [markdown]
-# After a change begin a new folder, with `--logs v2`. If you change what follows `--`, names stay
-# the same but jobs are new: take a new folder, too.
+# After each change of a script, begin a new folder with `--logs v2`.
 #
-# ## When not to
+# | | `mgpu run SCRIPT --grid` |
+# |---|---|
+# | **Use it when** | you compare settings, and each training fits on one GPU |
+# | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
+# | **Instead** | KerasTuner or Optuna, if earlier results should choose the next setting |
 #
-# A grid grows as a product: four settings with five values each are 625 jobs. But mostly only a few
-# of the settings matter, and then a random search finds an equally good setting with far fewer jobs
-# (Bergstra and Bengio, "Random Search for Hyper-Parameter Optimization", 2012,
-# [sources](../docs/sources.md#random)). In this drawing only the rate matters:
+# ## Before you choose
 #
-# ![A grid of nine jobs tries three rates, and all miss the best one. Nine jobs at random try nine
-# rates, one of them close to it.](pictures/05_grid_or_random.svg)
+# A grid grows as a product: four settings with five values each are 625 jobs. If only a few of the
+# settings matter, random ones find as good a result with far fewer jobs ([Bergstra and
+# Bengio](../docs/sources.md#random)). In this drawing only the rate matters:
 #
-# Random settings come from a file, which has the arguments of a job on each line. Here each line
-# draws a rate between 0.1 and 1, and all start at `near`:
-
-# %% tags=["nbval-ignore-output"]
-draw = random.Random(0)
-lines = [f"--lr={10 ** draw.uniform(-1, 0):.4f} --start=near" for _ in range(6)]
-(folder / "settings.txt").write_text("\n".join(lines))
-mgpu("run parabola.py --each settings.txt --logs drawn", brief=True)
-
-# %% [markdown]
-# Six jobs tried six rates; six jobs of a grid with both starts try three. The rate 0.5727 is better
-# than the grid's best, 0.4. The best result of many is partly luck, so measure the best setting
-# once more, on data that had no part in the choice. Where two are close, compare them with more
-# seeds, such as `seed=0,1,2` in the grid.
+# ![A grid of nine jobs tries three rates, which all miss the best one. Nine random jobs try nine
+# rates, one close to the best.](pictures/05_grid_or_random.svg)
 #
-# ## On GPUs and on a cluster
+# For random settings, write the arguments of each job into a line of a file, and start
+# `mgpu run train.py --each FILE`.
 #
-# As in [[04]], GPUs that others use are left alone. A small training keeps only a part of a GPU
-# busy: then try `--per-device 2`, with a memory limit for each job ([[02]]). Without a seed and
-# `tf.config.experimental.enable_op_determinism()` two runs of one setting may differ.
+# "Done" says only that the exit status was 0. If a loss is not a number (NaN), the table shows `-`,
+# so look for missing results first. The best of many results is partly luck, so measure the best
+# setting again, on data that had no part in the choice.
 #
-# The batch script [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs, and starts the
-# runner on them with `--skip-done`. You submit it with
-# `sbatch sweep.slurm train.py --grid lr=0.01,0.1 width=2,16`. Slurm ends the sweep at its time
-# limit; submit the same line again, and only unfinished jobs run. Without Slurm, bash can run the
-# script, here twice:
-
-# %% tags=["nbval-ignore-output"]
-line = "parabola.py --grid lr=0.1,0.4 start=near,far --logs slurm"
-path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-for _ in range(2):
-    command = ["bash", Path("scripts/sweep.slurm").resolve(), *line.split()]
-    done = subprocess.run(command, cwd=folder, env=os.environ | {"PATH": path},
-                          capture_output=True, text=True)  # fmt: skip
-    print(done.stdout.splitlines()[0])
-
-# %% [markdown]
-# The second run skipped all four jobs. In Kubernetes each pod has GPUs of its own, so no runner is
-# needed, and there is no table: [sweep.yaml](scripts/sweep.yaml) has four pods, and picks each
-# pod's arguments by its number. Neither file has run on a cluster.
+# ## On GPUs
 #
-# ## With a program of another kind
+# GPUs that others use are left alone, as in [[04]]. If a small training keeps only a part of a GPU
+# busy, try `--per-device 2`, with a memory limit for each job ([[02]]).
 #
-# The program need not be in Python. A shell script that `mgpu run wide.sh --grid width=16` starts
-# can end with this:
-#
-# ```shell
-# echo "{\"width\": ${1#--width=}}"
-# ```
-#
-# If your program writes a file, put the arguments into its name, because jobs that run at once must
-# not write to the same place.
+# On a cluster, `sbatch sweep.slurm train.py --grid lr=0.1,0.3` asks Slurm for four GPUs and sweeps
+# on them ([sweep.slurm](scripts/sweep.slurm)). If Slurm's time limit ends the sweep, submit the
+# same line again. In Kubernetes each job is a pod ([sweep.yaml](scripts/sweep.yaml)). Neither file
+# has run on a cluster yet.
 #
 # ## On your own
 #
-# Under each exercise is its solution. It stays closed until you click *1 cell hidden*.
-#
-# **1.** How long will a sweep take? Write `wall(seconds, n)`, where `seconds` is the list of how
-# long each job takes. The jobs start in their order on n devices, each as soon as a device is free.
-# `wall([6, 1, 1, 4, 9], 2)` is 15, because the longest job comes last.
+# **1.** Write `wall(seconds, n)`, which returns how long a sweep takes. `seconds` lists how long
+# each job takes. The jobs start in their order on n devices, each as soon as a device is free.
+# `wall([3, 8, 8, 1, 9], 2)` is 18, because the longest job comes last.
 
 # %% tags=["exercise"]
 def wall(seconds, n):
@@ -353,10 +277,10 @@ def wall(seconds, n):
 checks.wall(wall)
 
 # %% [markdown]
-# **2.** Which jobs has a sweep still to run? Write `again(names, rows)`. `names` are all jobs of
-# the sweep. `rows` are the lines of its file, the oldest first, as dictionaries with a name and a
-# status. No two jobs share a name. A job may have several rows, of which the newest counts, or
-# none. Return the names of the jobs that are left, in the order of `names`.
+# **2.** Write `again(names, rows)`, which returns the names of the jobs that a sweep still has to
+# run, in the order of `names`. `names` are all its jobs. `rows` are dictionaries with a name and a
+# status, one for each ended job, the oldest first. A job may have several rows, of which the newest
+# counts, or none.
 
 # %% tags=["exercise"]
 def again(names, rows):
@@ -376,16 +300,13 @@ checks.again(again)
 # %% [markdown]
 # ## What we saw
 #
-# - One line ran a grid of four trainings, and a second grid, with a larger rate, ran only its new
-#   job.
-# - Of five settings the rate 0.1 with width 16 was the best.
-# - A sweep that had failed in part went on, and its 4 results were those of one without a failure.
-# - Of 3 jobs that were done, one had no result.
-# - After the script was edited, 4 of 4 results were older than the script, and no error said so.
+# - One line ran a grid of six trainings, and the rate 0.3 was the best.
+# - The sweep had failed in part. It went on, and its results were those without a failure.
+# - After the script was edited, 6 of 6 results were older than the script, and no error said so.
 #
 # ## In practice
 #
-# Paste the line with your script in it, and keep `--skip-done`, with new `--logs` after each change
-# of the script. Begin with few values far apart, and make the grid larger where the best one lies
-# at its edge. If you have pandas,
-# `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of all results. Next: [[next]].
+# Paste the line with your script in it, and keep `--skip-done`. Begin with few values far apart. If
+# you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of all results.
+#
+# Next: [[next]].

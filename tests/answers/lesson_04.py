@@ -4,7 +4,7 @@ RIGHT = {
     1: [
         "outside = lambda visible, device: "
         "list(map(int, visible.split(',')))[int(device.split(':')[1])]",
-        ("return int(visible.split(\",\")[inside])",
+        ("def", "import tensorflow as tf\n\n\ndef", "return int(visible.split(\",\")[inside])",
          "return tf.constant([int(n) for n in visible.split(',')])[inside]"),
     ],
     2: [

@@ -30,6 +30,7 @@ WRONG = {
          "waits for all devices"),
         ("+= length", "+= int(length)", "2 devices take 4, not 3"),
         ("return max(free_at)", "return free_at", "return a number of seconds"),
+        ("return max(free_at)", "return -(-sum(seconds) // n)", "and rounded up"),
         ("return", "seconds.sort()\n    return", "it changed the list of seconds"),
     ],
     2: [

@@ -7,7 +7,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -270,36 +269,6 @@ def limit(ax: Any, size: int | float) -> Any:
     note(ax, f"limit {size_text(round(size))}", (size / 1e6, 1), (3, 2), va="bottom",
          xycoords=UP, **SMALL)  # fmt: skip
     return ax
-
-
-def against_rate(curves: Mapping[str, Mapping[float, float]], ax: Any = None, *, of: int) -> Any:
-    """Draw the share of right answers, 0 to 1, against the learning rate, a line for each name.
-
-    Of `of` answers: a bar reaches one standard error to each side. Guessing is right in 10 %, and
-    where all lines have the same point, "both" stands beside it.
-    """
-    ax = axes(ax, size=(5.2, 3.2))
-    ax.axhline(10, color="#777777", ls="--", lw=1)
-    says = partial(note, ax, va="center", size=9)
-    says("guessing", (0.5, 10), (0, 7), ha="center", color="#666666", xycoords=ACROSS)
-    for i, (name, shares) in enumerate(curves.items()):
-        color, first = ("#333333", "#8a6508", "#3d703d")[i % 3], min(shares)
-        ax.errorbar([*shares], *_percent(shares.values(), of), label=name, color=color,
-                    fmt="os^"[i % 3] + "-", ms=5 + 3 * i, mfc="none" if i else None,
-                    capsize=7)  # fmt: skip
-        says(name, (first, 100 * shares[first]), (-11, 0), ha="right", color=color)
-    rates = sorted({rate for shares in curves.values() for rate in shares})
-    for rate in rates:
-        found = [shares[rate] for shares in curves.values() if rate in shares]
-        if len(found) == len(curves) == 2 and abs(found[0] - found[1]) < 0.02:
-            says("both", (rate, 100 * max(found)), (11, 9))
-    ax.set_xscale("log")
-    wide = rates[-1] / rates[0]
-    ax.set_xlim(rates[0] / wide**0.26, rates[-1] * wide**0.1)
-    ax.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    ax.minorticks_off()
-    ax.set_ylim(0, 100)
-    return label(ax, "Accuracy on unseen digits", "learning rate", "right answers, %")
 
 
 def attributions(images: Any, values: Any, ax: Any = None) -> Any:

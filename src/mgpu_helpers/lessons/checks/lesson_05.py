@@ -15,7 +15,7 @@ from mgpu_helpers.lessons.checks.judge import same_as
 def _queues() -> Iterator[tuple[list[float], int]]:
     draw = np.random.default_rng()
     known: list[tuple[list[float], int]] = [
-        ([6, 1, 1, 4, 9], 2),  # of which each mistake below makes another number
+        ([3, 8, 8, 1, 9], 2), ([6, 1, 1, 4, 9], 2),  # each mistake below makes another number
         ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
         ([2.5, 2, 0.75, 1.5], 2),
     ]
@@ -59,6 +59,8 @@ wall = same_as(
     wrong={
         "that is shared out evenly: a job cannot be cut in two":
             lambda seconds, n: sum(seconds) / n,
+        "that is shared out evenly and rounded up: a job cannot be cut in two":
+            lambda seconds, n: -(-sum(seconds) // n),
         "that deals the jobs out in turn, also to a device that is still busy":
             lambda seconds, n: max(sum(seconds[i::n]) for i in range(n)),
         "that waits for all devices before it starts the next jobs": _in_groups,
@@ -78,7 +80,7 @@ wall = same_as(
     },
     unknown="in their order, each takes the first device that is free",
     changed="it changed the list of seconds that it was given: work on a copy",
-    yes="18 queues",
+    yes="19 queues",
 )
 
 Rows = list[dict[str, Any]]
