@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -257,3 +258,16 @@ def test_a_copied_project_does_not_run_the_code_of_the_first(machine):
     machine.project = shutil.copytree(machine.project, machine.project.with_name("a copy"))
     assert "again (it belongs to " in machine.set_up().stdout
     assert machine.calls() == ["venv", "pip"]
+
+
+def test_the_parts_of_a_run_are_all_of_it_and_nothing_twice():
+    def collected(*options):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "thorough"]
+        done = subprocess.run([*command, *options, "tests/test_kerashub.py"], cwd=ROOT,
+                              capture_output=True, text=True, timeout=60)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    whole, parts = collected(), [collected("--part", f"{place}/3") for place in (1, 2, 3)]
+    assert sorted(sum(parts, [])) == sorted(whole) and len(whole) > 6
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
