@@ -263,8 +263,8 @@ def test_a_copied_project_does_not_run_the_code_of_the_first(machine):
 def test_the_parts_of_a_run_are_all_of_it_and_nothing_twice():
     def collected(*options):
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "thorough"]
-        done = subprocess.run([*command, *options, "tests/test_kerashub.py"], cwd=ROOT,
-                              capture_output=True, text=True, timeout=60)  # fmt: skip
+        done = subprocess.run([*command, *options, "tests/test_jobs_once.py"], cwd=ROOT,
+                              capture_output=True, text=True, timeout=120)  # fmt: skip
         assert done.returncode == 0, done.stderr
         return [line for line in done.stdout.splitlines() if "::" in line]
 
