@@ -6,7 +6,7 @@ import copy
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,6 @@ from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
-    from mgpu_helpers.lessons.lesson_06 import Run
     from mgpu_helpers.memory import Monitor
     from mgpu_helpers.memory.predicting import Predicted
     from mgpu_helpers.memory.watch import Sample
@@ -261,47 +260,6 @@ def _percent(shares: Iterable[float], of: int) -> tuple[np.ndarray, np.ndarray]:
     """Give shares of `of` answers in percent, and the standard error of each."""
     found = np.array([*shares])
     return 100 * found, 100 * (found * (1 - found) / of) ** 0.5
-
-
-def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int, mean: float) -> Any:
-    """Draw the share of right answers, 0 to 1, a point for each name.
-
-    Of `of` answers: a line reaches one standard error to each side, and the label names it. At
-    `mean`, that of the models alone, stands a dashed line.
-    """
-    ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
-    _points(ax, [(middle - off, middle, middle + off, "#333333", f"{middle:.1f} % ± {off:.1f}", 9)
-                 for middle, off in zip(*_percent(shares.values(), of), strict=True)],
-            capsize=3)  # fmt: skip
-    rows(ax, list(shares))
-    ax.set_xlim(right=100)
-    ax.axvline(100 * mean, **IDEAL)
-    note(ax, "mean of the models", (100 * mean, len(shares) - 0.5), (-4, 5), ha="right",
-         **SMALL | {"size": 8})  # fmt: skip
-    return label(ax, "Accuracy on unseen digits", "right answers, %")
-
-
-def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
-    """Give axes for each run, on one clock; once it is drawn there, mark each model's call.
-
-    Where all models share each call, a frame around their bars marks it.
-    """
-    size = 8, 0.6 + 1.2 * len(runs)
-    with panels(len(runs), 1, low=0.05, figsize=size, sharex=True) as (_, grid):
-        last = max(end for run in runs.values() for _, end in run.calls)
-        for ax, (name, run) in zip(grid.flat, runs.items(), strict=True):
-            yield ax, run
-            for row, (start, end) in enumerate(run.calls):
-                ax.broken_barh([(start, end - start)], (row - 0.35, 0.7), facecolor=HOST,
-                               alpha=0.3, zorder=0)  # fmt: skip
-            title = f"{name}: {max(end for _, end in run.calls):.2f} s"
-            if run.spans[0] == run.spans[-1]:  # one call for a step of each model
-                title += ", each frame a call with a step of both"
-                frames = [(start, end - start) for start, end in run.spans[0]]
-                ax.broken_barh(frames, (-0.43, len(run.spans) - 0.14), facecolor="none",
-                               edgecolor=DARK, linewidth=1.1)  # fmt: skip
-            ax.set(xlim=(0, 1.02 * last), ylim=(len(run.calls) - 0.5, -0.5))
-            label(ax, title, "time, s" if ax is grid[-1, 0] else "")
 
 
 def limit(ax: Any, size: int | float) -> Any:
