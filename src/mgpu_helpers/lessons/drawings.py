@@ -33,7 +33,6 @@ from mgpu_helpers.charts.base import (
     write,
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
-from mgpu_helpers.charts.map import placement_map
 from mgpu_helpers.charts.memory import backward_begins, mark_backward
 from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, timeline
@@ -312,47 +311,6 @@ def attributions(images: Any, values: Any, ax: Any = None) -> Any:
     ax.axis("off")
     ax.set_title("Which pixels speak for the class (green), and which against (purple)", loc="left")
     return ax
-
-
-def shared_calls(steps: Mapping[str, Trace]) -> None:
-    """Draw the maps of some shared calls, one above the other, on one scale and in the same words.
-
-    Its boxes are the batch, its split, the weights, the parts forward and backward, and the join.
-    """
-    from mgpu_helpers.charts.grouping import boxes_of
-
-    spoken = {title: _in_words(step) for title, step in steps.items()}
-    pages = [boxes_of(step, 24).size for step in spoken.values()]
-    wide, high = max(9, *(page[0] for page in pages)), [page[1] for page in pages]
-    with panels(len(steps), 1, low=0, figsize=(wide, sum(high)), height_ratios=high) as (_, grid):
-        pass  # only its page has the style: what is drawn has the sizes of a map alone
-    for ax, (title, step) in zip(grid.flat, spoken.items(), strict=True):
-        placement_map(step, ax).set_title(title, loc="left")
-    for ax in grid.flat:
-        ax.set_xlim(0, max(each.get_xlim()[1] for each in grid.flat))
-
-
-def _in_words(step: Trace) -> Trace:
-    """Begin the name of each operation with the part of a shared call that it belongs to."""
-    kinds = {"VarHandleOp": "weights", "ReadVariableOp": "weights", "Placeholder": "batch",
-             "Split": "split", "ConcatV2": "join"}  # fmt: skip
-
-    def word(op: Op) -> str:
-        if "gradient" in op.name:
-            return "backward"
-        return kinds.get(op.type, "forward" if "tower_" in op.name else op.type)
-
-    names = {op.name: f"{word(op)}/{op.name.replace('/', '.')}" for op in step.ops}
-
-    def renamed(tensor: str) -> str:
-        name, colon, output = tensor.partition(":")
-        return names.get(name, name) + colon + output
-
-    return replace(
-        step, ops=tuple(replace(op, name=names[op.name]) for op in step.ops),
-        copies=tuple(replace(copy, tensor=renamed(copy.tensor)) for copy in step.copies),
-        edges=tuple((renamed(maker), renamed(user)) for maker, user in step.edges),
-    )  # fmt: skip
 
 
 def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: int) -> Any:
