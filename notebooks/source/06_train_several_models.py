@@ -15,6 +15,9 @@
 # a program that runs beside its other parts, and these lines start one for each model:
 #
 # ```python
+# from concurrent.futures import ThreadPoolExecutor
+#
+#
 # def train(model, device):
 #     with tf.device(device):
 #         return model.fit(images, labels, epochs=5).history
@@ -80,6 +83,7 @@ def make(width, device):
         return build(width)
 
 # %% [markdown]
+# `train` opens the block of its device, and `at_once` calls it for both models at the same time.
 # `shuffle` is off only because a later section needs the same batches again. Leave yours on.
 
 # %%
@@ -155,7 +159,7 @@ for model, device in zip(twins, homes):
 compare(values(models), values(twins))
 
 # %% [markdown]
-# None differs, although `Dropout` draws random numbers, because each model has its own generator.
+# None differs, although `Dropout` draws random numbers. Each model has a generator of its own.
 #
 # ## Was it faster?
 #
@@ -187,9 +191,10 @@ timing.compare(
     names=("at once", "in turn"), warmup=0, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# At once, both models are usually done sooner, but not in half of the time, because the threads
-# take turns in Python and the cores share memory. Longer steps gain more: two larger models were
-# 1.7 times as fast as in turn ([result](../results/ensemble.json)).
+# On two quiet cores, both models are done sooner at once, but not in half of the time, because the
+# threads take turns in Python and the cores share memory. If other programs use these cores, too,
+# little is gained. Longer steps gain more: two larger models were 1.7 times as fast as in turn
+# ([result](../results/ensemble.json)).
 #
 # ## One function for all
 #
