@@ -686,25 +686,6 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
     assert {"1 forward", "2 backward", "3 backward"} <= {*labels_of(ax)}
 
 
-def test_shared_calls_are_drawn_in_the_same_words_on_one_scale():
-    def step(*ops, copy):
-        made = [(name, kind, device, 0.0, 1.0) for name, kind, device in ops]
-        copies = (Copy(copy, "/CPU:1", "/CPU:0", 4 * MB, 0.0, 1.0),)
-        return step_of(*made, edges=itertools.pairwise(op[0] for op in ops), copies=copies)
-
-    rest = [(f"tower_0/{i}", "Tanh", "/CPU:1") for i in range(24)]
-    begin = [("args_0", "Placeholder", "/CPU:0"), ("tower_0/read", "ReadVariableOp", "/CPU:1")]
-    end = [("gradient_tape/tower_0/a", "TanhGrad", "/CPU:1"), ("concat", "ConcatV2", "/CPU:0")]
-    short = step(*begin, *rest, copy="tower_0/23:0")
-    long = step(*begin, *rest, *end, copy=f"{end[0][0]}:0")
-    drawings.shared_calls({"short": short, "long": long})
-    short, long = plt.gcf().axes
-    assert short.get_xlim() == long.get_xlim()
-    assert [ax.get_title("left") for ax in (short, long)] == ["short", "long"]
-    words = {text.get_text() for text in long.texts}
-    assert {"batch", "weights", "forward (24)", "backward", "join", "4 MB"} <= words
-
-
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
     ax = cards(measured(["cores"]))
     single = [line for line in ax.lines if len(line.get_xdata()) == 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +31,12 @@ from mgpu_helpers.charts.base import (
     write,
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
-from mgpu_helpers.charts.map import placement_map
 from mgpu_helpers.charts.memory import backward_begins
 from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
-    from mgpu_helpers.lessons.lesson_06 import Run
     from mgpu_helpers.memory import Monitor
     from mgpu_helpers.memory.predicting import Predicted
     from mgpu_helpers.memory.watch import Sample
@@ -222,47 +220,6 @@ def _percent(shares: Iterable[float], of: int) -> tuple[np.ndarray, np.ndarray]:
     return 100 * found, 100 * (found * (1 - found) / of) ** 0.5
 
 
-def accuracies(shares: Mapping[str, float], ax: Any = None, *, of: int, mean: float) -> Any:
-    """Draw the share of right answers, 0 to 1, a point for each name.
-
-    Of `of` answers: a line reaches one standard error to each side, and the label names it. At
-    `mean`, that of the models alone, stands a dashed line.
-    """
-    ax = axes(ax, size=(6, 0.9 + 0.34 * len(shares)))
-    _points(ax, [(middle - off, middle, middle + off, "#333333", f"{middle:.1f} % ± {off:.1f}", 9)
-                 for middle, off in zip(*_percent(shares.values(), of), strict=True)],
-            capsize=3)  # fmt: skip
-    rows(ax, list(shares))
-    ax.set_xlim(right=100)
-    ax.axvline(100 * mean, **IDEAL)
-    note(ax, "mean of the models", (100 * mean, len(shares) - 0.5), (-4, 5), ha="right",
-         **SMALL | {"size": 8})  # fmt: skip
-    return label(ax, "Accuracy on unseen digits", "right answers, %")
-
-
-def calls(runs: Mapping[str, Run]) -> Iterator[tuple[Any, Run]]:
-    """Give axes for each run, on one clock; once it is drawn there, mark each model's call.
-
-    Where all models share each call, a frame around their bars marks it.
-    """
-    size = 8, 0.6 + 1.2 * len(runs)
-    with panels(len(runs), 1, low=0.05, figsize=size, sharex=True) as (_, grid):
-        last = max(end for run in runs.values() for _, end in run.calls)
-        for ax, (name, run) in zip(grid.flat, runs.items(), strict=True):
-            yield ax, run
-            for row, (start, end) in enumerate(run.calls):
-                ax.broken_barh([(start, end - start)], (row - 0.35, 0.7), facecolor=HOST,
-                               alpha=0.3, zorder=0)  # fmt: skip
-            title = f"{name}: {max(end for _, end in run.calls):.2f} s"
-            if run.spans[0] == run.spans[-1]:  # one call for a step of each model
-                title += ", each frame a call with a step of both"
-                frames = [(start, end - start) for start, end in run.spans[0]]
-                ax.broken_barh(frames, (-0.43, len(run.spans) - 0.14), facecolor="none",
-                               edgecolor=DARK, linewidth=1.1)  # fmt: skip
-            ax.set(xlim=(0, 1.02 * last), ylim=(len(run.calls) - 0.5, -0.5))
-            label(ax, title, "time, s" if ax is grid[-1, 0] else "")
-
-
 def limit(ax: Any, size: int | float) -> Any:
     """Add what a device may hold, in bytes, as a dashed line to a chart of `charts.held`."""
     ax.axvline(size / 1e6, **IDEAL)
@@ -283,47 +240,6 @@ def attributions(images: Any, values: Any, ax: Any = None) -> Any:
     ax.axis("off")
     ax.set_title("Which pixels speak for the class (green), and which against (purple)", loc="left")
     return ax
-
-
-def shared_calls(steps: Mapping[str, Trace]) -> None:
-    """Draw the maps of some shared calls, one above the other, on one scale and in the same words.
-
-    Its boxes are the batch, its split, the weights, the parts forward and backward, and the join.
-    """
-    from mgpu_helpers.charts.grouping import boxes_of
-
-    spoken = {title: _in_words(step) for title, step in steps.items()}
-    pages = [boxes_of(step, 24).size for step in spoken.values()]
-    wide, high = max(9, *(page[0] for page in pages)), [page[1] for page in pages]
-    with panels(len(steps), 1, low=0, figsize=(wide, sum(high)), height_ratios=high) as (_, grid):
-        pass  # only its page has the style: what is drawn has the sizes of a map alone
-    for ax, (title, step) in zip(grid.flat, spoken.items(), strict=True):
-        placement_map(step, ax).set_title(title, loc="left")
-    for ax in grid.flat:
-        ax.set_xlim(0, max(each.get_xlim()[1] for each in grid.flat))
-
-
-def _in_words(step: Trace) -> Trace:
-    """Begin the name of each operation with the part of a shared call that it belongs to."""
-    kinds = {"VarHandleOp": "weights", "ReadVariableOp": "weights", "Placeholder": "batch",
-             "Split": "split", "ConcatV2": "join"}  # fmt: skip
-
-    def word(op: Op) -> str:
-        if "gradient" in op.name:
-            return "backward"
-        return kinds.get(op.type, "forward" if "tower_" in op.name else op.type)
-
-    names = {op.name: f"{word(op)}/{op.name.replace('/', '.')}" for op in step.ops}
-
-    def renamed(tensor: str) -> str:
-        name, colon, output = tensor.partition(":")
-        return names.get(name, name) + colon + output
-
-    return replace(
-        step, ops=tuple(replace(op, name=names[op.name]) for op in step.ops),
-        copies=tuple(replace(copy, tensor=renamed(copy.tensor)) for copy in step.copies),
-        edges=tuple((renamed(maker), renamed(user)) for maker, user in step.edges),
-    )  # fmt: skip
 
 
 def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: int) -> Any:

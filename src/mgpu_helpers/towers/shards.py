@@ -134,6 +134,11 @@ def make_parallel(
     the batches and joins the results. With uneven=True the size of the batch need not divide by
     the number of devices.
 
+    Each call sends the weights that the function reads to the devices that have none. For many
+    calls with the same weights, call it by `strategy.run` under `fit.strategy(plan)`, with a model
+    made in the strategy's scope: then each device has a copy, and no weights cross. The function
+    must not mix rows, as BatchNormalization does in training: each device sees only its shard.
+
     >>> make_parallel(tf.square, ["/CPU:0", "/CPU:0"])(tf.constant([1, 2, 3, 4])).numpy().tolist()
     [1, 4, 9, 16]
     """

@@ -132,7 +132,8 @@ def traced(function: Callable[..., Any], *args: Any) -> tuple[Any, trace.Trace]:
         return call(trace.function_step, function, *args)
 
 
-PRODUCTS = ("MatMul", "BatchMatMulV2", "Einsum")  # what a matrix product can be written as
+# What a matrix product can be written as; TensorFlow joins it with what follows it.
+PRODUCTS = ("MatMul", "FusedMatMul", "BatchMatMulV2", "Einsum")
 
 
 def idle(step: trace.Trace, kinds: Collection[str] = ()) -> str:

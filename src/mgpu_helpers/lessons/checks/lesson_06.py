@@ -26,6 +26,8 @@ LIMIT = 10.0  # seconds that functions wait for each other: those that run at on
 WAITS = [each.__code__ for each in (threading.Thread.join, futures.Future.result,
                                     futures.Future.exception, MapResult.wait, futures.wait,
                                     futures.as_completed)]  # fmt: skip
+APART = ("the functions did not run at the same time, each in a thread of its own: start all, then "
+         "join all")  # fmt: skip
 
 
 @exercise
@@ -142,15 +144,15 @@ def _judge_run(function: Any, places: list[int]) -> None:
     except NotYet as hint:
         if hint.__cause__ not in wanted:
             raise
+        if meet.broken:  # a function was called in this thread, before any other could start
+            raise NotYet(APART) from None
         raise NotYet("one function raised an error, and the results of the others are lost: put "
                      "the exception in its place of the list") from None
     finally:
         sys.setprofile(before)
         early = len(ended) < n
         awaited.put(None)
-    if meet.broken:
-        raise NotYet("the functions did not run at the same time, each in a thread of its own: "
-                     "start all, then join all")
+    expect(not meet.broken, APART)
     expect(asked == given,
            "it changed the list of functions that it was given: leave it as it is")
     expect(not early, "it returned before all functions had ended: start a thread for each, and "
@@ -160,11 +162,12 @@ def _judge_run(function: Any, places: list[int]) -> None:
            "lambda look its function up when the loop has ended?)")
     expect(len(got) == n, f"{n} functions have {n} results, not {len(got)}")
     for result, one in zip(wanted, got, strict=True):
-        lost = one not in wanted or one is None and got.count(None) > wanted.count(None)
-        if isinstance(result, Exception) and lost:
-            raise NotYet(f"where a function raised an error, that exception is wanted, not {one!r}")
-        if result is None and one not in wanted:
-            raise NotYet(f"where a function returned None, None is wanted, not {one!r}")
+        expect(not isinstance(one, futures.Future), "the list holds futures: ask each of them for "
+               "its exception() or its result()")
+        error = isinstance(result, Exception)
+        did = "raised an error, that exception" if error else f"returned {result!r}, {result!r}"
+        more = one is None is not result and got.count(None) > wanted.count(None)
+        expect(one in wanted and not more, f"where a function {did} is wanted, not {one!r}")
     in_order = all(one is result or one == result for one, result in zip(got, wanted, strict=True))
     expect(in_order, f"the results should be in the order of the functions, not {got!r}")
 

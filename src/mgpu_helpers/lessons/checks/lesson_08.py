@@ -14,6 +14,17 @@ from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks import judge
 from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, numbers
 
+RAISED = {  # what TensorFlow and the helper say of usual mistakes in mean_map, and the way on
+    "to a numpy array": "the check gives tensors of a graph, which NumPy does not take: use "
+                        "tf.split and tf.reduce_mean",
+    "needs the value of a tensor": "the check traces a graph, where a tensor has no value yet: "
+                                   "use tf.reduce_mean, and no .numpy()",
+    "concatenate scalars": "the mean over all numbers of a shard is no image: take it over the "
+                           "images alone, with axis=0 and keepdims=True",
+    "for a shard of": "towers.make_parallel wants a row for each example: use the make_parallel of "
+                      "this lesson",
+}  # fmt: skip
+
 
 @exercise
 def uneven(make: Any) -> str:
@@ -56,13 +67,15 @@ def _try_uneven(make: Any, names: tuple[str, ...], size: int, batches: str) -> s
         rows = np.arange(2.0 * size).reshape(size, 2)  # a row has two numbers
         given = [tf.constant(rows + 7 * i, tf.float32) for i in range(len(batches))]
         parallel = call(make, product, names)
+        expect(callable(parallel), f"return the function that cuts and joins, not {parallel!r}")
         try:
             value = call(_by_place_or_name(parallel, *batches), *given)
         except NotYet as hint:
-            if not any(words in str(hint) for words in ("ways to split", "split_dim", "divi")):
+            cut = "ways to split", "split_dim", "divi", "Split size"
+            if not any(words in str(hint) for words in cut):
                 raise
             kind = type(hint.__cause__).__name__
-            way = f"give tf.split sizes that add up to {size}"
+            way = f"give tf.split sizes that add up to {size}, none of them below 0"
             raise NotYet(f"{size} examples raise {kind}: {way}") from None
         joined_on = _place(value)
         value = numbers(value, (size, 2), f"{over}: {way}")
@@ -95,18 +108,24 @@ def mean_map(function: Any, each_image: Any) -> str:
         try:
             value, step = judge.traced(function, x)
         except NotYet as hint:
-            if "symbolic" in str(hint.__cause__):
-                way = "tf.split cuts a tensor, np.split only an array"
-                raise NotYet(f"the check gives tensors of a graph: {way}") from None
+            for words, way in RAISED.items():
+                expect(words not in f"{hint} {hint.__cause__}", way)
             raise
         right = np.mean(call(each_image, tf.constant(x)), axis=0)
         if np.size(value) == len(plan) * right.size > right.size:
             raise NotYet("these are the means of the shards: take the mean of them, too")
         if np.size(value) == right.size:  # one image, also as a batch of one
             value = np.reshape(value, right.shape)
-        value = numbers(value, right.shape, "one image is wanted")
-        close = np.allclose(value, right, rtol=1e-4, atol=1e-5 * np.abs(right).max())
-        expect(close, "this is not the mean over all images")
+        if np.shape(value) == right.shape[1:]:
+            raise NotYet("means of shards were joined row by row: give each mean a first axis of "
+                         "one, by keepdims=True")
+        way = "one image is wanted, the mean over the images alone (axis=0)"
+        value = numbers(value, right.shape, way)
+        if not _close(value, right):
+            _name_mean(value, right, each_image, x)
+        if any(op.type in PRODUCTS and op.device == plan.host for op in step.ops):
+            raise NotYet(f"{plan.host} computed matrix products: leave the model and its tape to "
+                         "the devices, in the function of a shard")
         rest = judge.idle(step, PRODUCTS)
         expect(not rest, f"{rest} did nothing: let every device take its shard")
         for op in step.ops:
@@ -123,6 +142,32 @@ def mean_map(function: Any, each_image: Any) -> str:
             expect(not large or "ReadVariable" in copy.tensor,
                    f"{copy.source} sent more than one image: {way}")
     return f"the same mean, and each device sent {row:,} bytes"
+
+
+def _close(value: Any, right: Any) -> bool:
+    return bool(np.allclose(value, right, rtol=1e-4, atol=1e-5 * np.abs(right).max()))
+
+
+def _name_mean(value: Any, right: Any, each_image: Any, x: Any) -> None:
+    """Raise a hint that says what was given in the place of the mean over all images."""
+    import tensorflow as tf
+
+    n, one = len(planned()), "this is the mean of one shard: take the mean of all shards' means"
+    shards = np.split(np.asarray(call(each_image, tf.constant(x))), n)
+    image = "this is the saliency of a mean image: take the mean after the saliency, not before"
+    centres = [np.mean(part, axis=0, keepdims=True) for part in (x, *np.split(x, n))]
+    whole, *parts = (call(each_image, tf.constant(each))[0] for each in centres)
+    for given, what in (
+        (right * len(x), "this is the sum over all images: divide it by their number"),
+        (right * n, "the shards' means were added: take the mean of them"),
+        (right * (len(x) / n), "a shard's sum is no mean: divide it by the number of its images"),
+        (np.mean(shards[0], axis=0), one), (np.mean(shards[-1], axis=0), one),
+        (whole, image), (np.mean(parts, axis=0), image),
+    ):
+        expect(not _close(value, given), what)
+    times = float(np.sum(value * right) / np.sum(right * right))
+    expect(not _close(value, times * right), f"this is {times:.3g} times the mean over all images")
+    raise NotYet("this is not the mean over all images that it was given")
 
 
 def _place(value: Any) -> str:
