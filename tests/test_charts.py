@@ -580,8 +580,11 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.ranges({"a": (1, 2), "b": (2, 2), "c": (1, 1)}, title="", across="", limit=1.5)
     said = [text.get_text().split(": ")[1] for text in ax.texts if ": " in text.get_text()]
     assert said == ["rent", "buy", "do not buy"]
-    ax = drawings.workers([[(3, 4, 5), (5, 6, 7)], [(3, 5, 5), (5, 7, 7)]])
-    assert rows_of(ax) == ["worker 0\nwaits 50%", "worker 1\nwaits 0%"]
+    ax = drawings.workers([[(3, 3, 5), (5, 5, 7)], [(3, 4, 5), (5, 6, 7)]])
+    bars = [[path.get_extents() for path in each.get_paths()] for each in ax.collections]
+    assert [[(bar.x0, bar.x1) for bar in each] for each in bars[1:]] == [
+        [(0, 2), (2, 4)], [(0, 1), (2, 3)], [(1, 2), (3, 4)],
+    ]  # fmt: skip
     ax = drawings.rises(watched((), PHASES))
     assert sum(": +" in text.get_text() for text in ax.texts) == len(PHASES)
     ax = drawings.lab([{"driver": None}], growth=10**9)

@@ -26,8 +26,8 @@ def never_hangs():
 
 def train(folder, *args, **options):
     """Run the script on a cluster; its backups, its model and its logs are in the folder."""
-    return cluster.run(TRAIN, ["--folder", folder, *args], logs=folder / "logs", stalled=STARTUP,
-                       progress=False, grace=1.0, **options)  # fmt: skip
+    options = {"stalled": STARTUP, "progress": False, "grace": 1.0} | options
+    return cluster.run(TRAIN, ["--folder", folder, *args], logs=folder / "logs", **options)
 
 
 def weights(folder):
@@ -74,11 +74,12 @@ def test_two_workers_give_what_one_gives(alone, two):
 
 
 def test_a_worker_that_is_killed_and_one_that_sleeps_change_no_bit(tmp_path, two):
-    report = train(tmp_path, "--kill-at", "10", "--sleep-at", "18", "--limit", "20", restarts=2)
+    faults = ["--kill-at", "10", "--sleep-at", "18"]
+    report = train(tmp_path, "--anew", *faults, restarts=2, stalled=20)
     assert report.ok and report.attempts[0].first == 1 and "SIGKILL" in report.attempts[0].why
-    assert "Timeout" in report.attempts[1].workers[1].tail
+    assert "in worker_1" in report.attempts[1].doing
     digests = {job.result["state"] for job in (*report, *two[1])}
-    assert len(digests) == 1
+    assert len(digests) == 1 and {job.result["anew"] for job in report} == digests
     assert len(report[0].result["history"]["loss"]) == 1  # two of three passes were done before
 
 

@@ -149,7 +149,7 @@ def test_every_link_leads_somewhere(tmp_path):
     ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
     ("Docker shm-size", "docs/errors.html"),
     ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
-    ("worker xyzzy hangs", "notebooks/17_fit_on_several_machines.html"),  # one word is nowhere
+    ("worker xyzzy hangs", "notebooks/18_survive_on_several_machines.html"),  # one word is nowhere
     ("why are two gpus not faster than one", "first: notebooks/19_find_out_why_it_is_not"),
 ])  # fmt: skip
 def test_search_finds(tab, words: str, page: str):

@@ -1,11 +1,10 @@
 """Train a small Keras model with `fit`, alone or as one of several workers.
 
 Lessons 17 and 18 start it. The folder gets the model, and backups from which a restart goes on. The
-last options let worker 1 be killed in attempt 0, and sleep in attempt 1.
+last options let worker 1 be slow, be killed in attempt 0, and sleep in attempt 1.
 """
 
 import argparse
-import faulthandler
 import hashlib
 import json
 import os
@@ -17,7 +16,8 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--folder", type=Path, default=Path("trained"), help="one that all workers see")
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--dropout", type=float, default=0.0)
-parser.add_argument("--limit", type=float, help="seconds from a step's end to the next")
+parser.add_argument("--anew", action="store_true", help="train once more without a break, compare")
+parser.add_argument("--slow", type=float, help="seconds that worker 1 waits before each step")
 parser.add_argument("--kill-at", type=int, metavar="STEP", help="worker 1 gets SIGKILL")
 parser.add_argument("--sleep-at", type=int, metavar="STEP", help="worker 1 sleeps")
 options = parser.parse_args()
@@ -28,46 +28,64 @@ from keras import layers  # noqa: E402
 from mgpu_helpers import devices, fit  # noqa: E402
 from mgpu_helpers.lessons import digits  # noqa: E402
 
-
-class Faults(keras.callbacks.Callback):
-    def on_train_batch_begin(self, batch, logs=None):
-        task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"index": 0})
-        attempt, step = os.environ.get("MGPU_ATTEMPT"), self.model.optimizer.iterations.numpy()
-        print(f"step {step}", flush=True)
-        if task["index"] == 1 and attempt == "0" and step == options.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if task["index"] == 1 and attempt == "1" and step == options.sleep_at:
-            time.sleep(600)
-
-
-class Limit(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        faulthandler.dump_traceback_later(options.limit, exit=True)
-
-    def on_train_end(self, logs=None):
-        faulthandler.cancel_dump_traceback_later()
-
-
-keras.utils.set_random_seed(8)
 images, labels = digits.load(901)
-with fit.strategy(devices.setup()).scope():  # added
-    model = keras.Sequential([  # indented
+
+
+def build():
+    model = keras.Sequential([
         keras.Input([28, 28, 1]), layers.Flatten(), layers.Dense(32, "relu"),
         layers.Dropout(options.dropout), layers.Dense(10),
     ])  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss, metrics=["accuracy"])
+    return model
 
-callbacks = [
-    keras.callbacks.BackupAndRestore(options.folder / "backup", double_checkpoint=True),
-    keras.callbacks.ModelCheckpoint(options.folder / "model.keras"),
-    *([Limit()] if options.limit else []),
-    Faults(),
-]
-history = model.fit(
-    images, labels, batch_size=120, epochs=options.epochs, callbacks=callbacks, verbose=0
-).history
 
-values = [each.numpy() for each in (*model.variables, *model.optimizer.variables)]
-digest = hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
-print(json.dumps({"history": history, "state": digest}))
+def train(callbacks):
+    keras.utils.set_random_seed(8)
+    with fit.strategy(devices.setup()).scope():  # added
+        model = build()  # indented
+    passes = {"batch_size": 120, "epochs": options.epochs, "verbose": 0}
+    return model, model.fit(images, labels, callbacks=callbacks, **passes).history
+
+
+def digest(model):
+    values = [each.numpy() for each in (*model.variables, *model.optimizer.variables)]
+    return hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()
+
+
+class Steps(keras.callbacks.Callback):
+    """Note when each step begins and ends, and let worker 1 do what the options say."""
+
+    def __init__(self):
+        super().__init__()
+        self.times = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        began, step = time.monotonic(), self.model.optimizer.iterations.numpy()
+        print(f"step {step}", flush=True)
+        if json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {}).get("index") == 1:
+            self.worker_1(os.environ.get("MGPU_ATTEMPT"), step)
+        self.times.append([began, time.monotonic()])
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.times[-1].append(time.monotonic())
+
+    def worker_1(self, attempt, step):
+        time.sleep(options.slow or 0)
+        if attempt == "0" and step == options.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if attempt == "1" and step == options.sleep_at:
+            time.sleep(600)
+
+
+backup = keras.callbacks.BackupAndRestore(options.folder / "backup", double_checkpoint=True)
+saved = keras.callbacks.ModelCheckpoint(options.folder / "model.keras")
+steps = Steps()
+model, history = train([saved, steps] if options.slow else [backup, saved, steps])
+result = {"history": history, "state": digest(model)}
+if options.anew:
+    result["anew"] = digest(train([])[0])
+if options.slow:
+    result["times"] = steps.times
+print(json.dumps(result))

@@ -3,20 +3,6 @@
 RIGHT = {
     1: [
         """
-def saves(tf_config):
-    if tf_config is None:
-        return np.True_
-    cluster, task = json.loads(tf_config).values()
-    cluster, task = (cluster, task) if "index" in task else (task, cluster)
-    if task["type"] == "chief":
-        return True
-    return (task["type"], task["index"], "chief" in cluster) == ("worker", 0, False)
-""",
-        ("return", "first = min(config['cluster'], default='worker')\n    kind = first if first "
-         "== 'chief' else 'worker'\n    return"),
-    ],
-    2: [
-        """
 def computed(total, every, failures):
     kept = [0, *(step - step % every for step in failures)]
     return sum(end - begin for begin, end in zip(kept, [*failures, total]))
@@ -24,7 +10,7 @@ def computed(total, every, failures):
         "computed = lambda total, every, failures: np.int64("
         "total + sum(step % every for step in failures))",
     ],
-    3: [
+    2: [
         """
 def first(ends):
     def before(worker):
@@ -37,16 +23,6 @@ def first(ends):
 
 WRONG = {
     1: [
-        ("return", "return config['task']['index'] == 0 or",
-         "worker 0 of a cluster with 1 chief"),
-        ("return", "return True or", "worker 1 of a cluster with 2 workers must"),
-        ('"chief" if "chief" in config["cluster"] else ', "", "chief 0 of a cluster"),
-        ("return", "return tf_config is not None and", "a process without TF_CONFIG saves"),
-        ('in config["cluster"]', "in (tf_config or '')", "host is called chief.example, saves"),
-        ("return ", "config['task']['index'] %= 10\n    return ",
-         "worker 10 of a cluster with 12 workers must not"),
-    ],
-    2: [
         ("in failures", "in failures[:1]", "not only one"),
         ("return done + total - kept", "return total + sum(step % every or every for step in "
          "failures)", "right after a backup repeats nothing"),
@@ -54,7 +30,7 @@ WRONG = {
         ("for step in failures:", "while failures:\n        step = failures.pop(0)",
          "leave the list as it is"),
     ],
-    3: [
+    2: [
         ("if status != 0]", "]", "while", "while False and", "was done"),
         ("while", "while False and", "the earliest to fail may have lost another"),
         ("while", "if", "may have lost another itself"),

@@ -392,27 +392,20 @@ def ranges(
     return label(ax, title, across)
 
 
-def workers(marks: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
-    """Draw when two workers compute, wait for each other, and exchange in every step.
+def workers(times: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
+    """Draw when each worker was in its steps, and when it did something else before them.
 
-    Of each worker, marks has its steps: when it began to compute, ended, and left the all-reduce.
+    Of each worker, times has its steps: when it got there, when it began, and when it ended.
     """
-    ax = axes(ax, size=(8, 1.9), source="two workers on one machine, a core each")
-    times = np.array(marks) - np.min(marks)
-    met = times[:, :, 1].max(axis=0)  # from here on all are in the all-reduce
-    names = []
+    ax = axes(ax, size=(8, 1.6), source="two workers on one machine, a core each")
+    first = min(steps[0][0] for steps in times)
     for index, steps in enumerate(times):
         lane = index - 0.35, 0.7
-        ax.broken_barh([(a, b - a) for a, b, _ in steps], lane, color=PALETTE[index])
-        waits = [(b, last - b) for (_, b, _), last in zip(steps, met, strict=True)]
-        ax.broken_barh(waits, lane, color=HOST, alpha=0.3)
-        ends = [(last, c - last) for (_, _, c), last in zip(steps, met, strict=True)]
-        ax.broken_barh(ends, lane, color=DARK)
-        waited = sum(length for _, length in waits) / (steps[-1, 2] - steps[0, 0])
-        names.append(f"worker {index}\nwaits {waited:.0%}")
-    rows(ax, names)
-    title = "In colour: computes. Pale: waits for the other. Dark: the all-reduce"
-    return label(ax, title, "time, s")
+        ax.broken_barh([(got - first, began - got) for got, began, _ in steps], lane, color=HOST)
+        ax.broken_barh([(began - first, end - began) for _, began, end in steps], lane,
+                       facecolor=PALETTE[index], edgecolor="white", linewidth=0.6)  # fmt: skip
+    rows(ax, [f"worker {index}" for index in range(len(times))])
+    return label(ax, "In colour: in a step. Grey: before it", "time, s")
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:

@@ -2,58 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import numpy as np
 
-from mgpu_helpers._formatting import counted
 from mgpu_helpers.lessons.checks.judge import same_as
-
-
-def _configs() -> Iterator[tuple[str | None]]:
-    draw = np.random.default_rng()
-    for n in (2, 3, 12):
-        hosts = [f"host{i + 1}:20000" for i in draw.permutation(99)[: n + 1]]
-        hosts, other = hosts[:n], hosts[n:]
-        workers = {"worker": hosts}
-        with_chief = {"chief": hosts[:1], "worker": hosts[1:], "ps": other}
-        with_ps = {"ps": other, "worker": hosts}
-        two_kinds = {"chief": hosts[:1], "worker": hosts[1:]}
-        named_so = {"worker": ["chief.example:20000", *hosts]}
-        for cluster, kind, index in (
-            *((workers, "worker", i) for i in range(n)),
-            (with_chief, "chief", 0), (with_chief, "worker", 0), (two_kinds, "chief", 0),
-            (two_kinds, "worker", 0), (with_chief, "ps", 0), (with_ps, "ps", 0),
-            (with_ps, "worker", 0), (workers, "evaluator", 0), (with_chief, "evaluator", 0),
-            (named_so, "worker", 0),
-        ):
-            config = {"cluster": cluster, "task": {"type": kind, "index": index}}
-            written = ({}, {"indent": 1}, {"separators": (",", ":")})[draw.integers(3)]
-            for sort in (True, False):  # the order in JSON means nothing
-                yield (json.dumps(config, sort_keys=sort, **written),)
-    yield (None,)
-
-
-def _saves(text: str | None) -> bool:
-    config = json.loads(text or '{"cluster": {}, "task": {"type": "worker", "index": 0}}')
-    first = "chief" if "chief" in config["cluster"] else "worker"
-    return bool(config["task"] == {"type": first, "index": 0})
-
-
-def _who(right: bool, got: bool, text: str | None) -> str:
-    do = "saves" if right else "must not save"
-    if text is None:
-        return f"a process without TF_CONFIG {do}"
-    cluster, task = map(json.loads(text).get, ("cluster", "task"))
-    kinds = ", ".join(counted(len(hosts), kind) for kind, hosts in sorted(cluster.items()))
-    host = ", where a worker's host is called chief.example," if "chief.example" in text else ""
-    return f"{task['type']} {task['index']} of a cluster with {kinds}{host} {do}"
-
-
-#: Check exercise 1 of lesson 18: who writes the checkpoint.
-saves = same_as(_saves, _configs, told=_who, yes="one writes, and the others do not")
-
 
 Failures = list[int]
 Ends = list[tuple[float, int, int | None]]
@@ -80,7 +33,7 @@ def _computed(total: int, every: int, failures: Failures, backups: bool = True) 
     return done + total - kept
 
 
-#: Check exercise 2 of lesson 18: how many steps all attempts compute together.
+#: Check exercise 1 of lesson 18: how many steps all attempts compute together.
 computed = same_as(
     _computed,
     _trainings,
@@ -162,7 +115,7 @@ def _only_failed(ends: Ends) -> int:
     return worker
 
 
-#: Check exercise 3 of lesson 18: which worker's log to read.
+#: Check exercise 2 of lesson 18: which worker's log to read.
 first = same_as(
     _first,
     _clusters,
