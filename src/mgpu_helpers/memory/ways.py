@@ -193,12 +193,12 @@ class Step:
         """Lower the least by what may go sooner; early is with updates as soon as they can be."""
         least, elsewhere = min(least, early), how.layout.state != "home"
         # Where ways are combined, devices that share few cores go one after the other, and free
-        # more meanwhile; as a piece does that waits for another one, if only now and then.
+        # more meanwhile; as a piece does that waits for another one, now and then.
         several = sum((how.rows > 1, how.again, how.in_pieces, how.layout.staged, elsewhere)) > 1
         if several and (how.rows > 1 or how.again and how.in_pieces):
             least *= 1 - MARGIN
         elif how.in_pieces:
-            least *= 1 - BESIDE
+            least *= 1 - (BESIDE if several else BESIDE / 2)
         if elsewhere:  # gradients may leave as they come
             least = max(0.0, least - self.trained / (1 - MARGIN))
         return least
