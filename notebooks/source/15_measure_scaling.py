@@ -194,8 +194,8 @@ print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, st
 #
 # Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
 # updates. Here a batch of 16 grows to 128, as on eight devices, first with the old learning rate
-# and then with eight times the rate. We print how many unseen digits a small network recognizes
-# after four passes:
+# and then with eight times the rate. We print which share of unseen digits a small network
+# recognizes after four passes:
 
 # %%
 images, labels = digits.load()
