@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 
+import numpy as np
 import pytest
 
 from mgpu_helpers.timing import Comparison, Timing, compare, measure, several
@@ -69,6 +71,33 @@ def test_comparison_prints(ratios, differ, text):
     found = Comparison(Timing(tuple(ratios)), Timing((1.0,) * len(ratios)), names)
     assert found.ratios == tuple(ratios) and found.distinguishable is differ
     assert repr(found) == text
+
+
+@pytest.mark.parametrize("pairs, rank, chance", [
+    (1, 1, 1.0), (4, 1, 0.125), (5, 1, 0.0625), (8, 2, 0.0703), (15, 4, 0.0352), (20, 6, 0.0414),
+    (40, 15, 0.0807),
+])  # fmt: skip
+def test_the_range_of_the_median_is_as_sure_as_it_says(pairs, rank, chance):
+    ratios = np.random.default_rng(0).permutation(np.arange(1.0, pairs + 1))
+    found = Comparison(Timing(tuple(ratios)), Timing((1.0,) * pairs))
+    assert (found.low, found.high) == (rank, pairs + 1 - rank)
+    outside = 2 * sum(math.comb(pairs, k) for k in range(rank)) / 2**pairs
+    assert outside == pytest.approx(chance, abs=1e-4)
+    wider = outside + 2 * math.comb(pairs, rank) / 2**pairs
+    assert wider > 0.1 and (outside <= 0.1 or pairs < 5)
+
+
+def told_apart(pairs, gain, scatter=0.1, tries=1000):
+    """Give the share of comparisons of made-up times, drawn again for each, that find a gain."""
+    drawn = 1 + scatter * np.random.default_rng(pairs).standard_normal([tries, 2, pairs])
+    drawn[:, 0] *= gain
+    made = [Comparison(*(Timing(tuple(each)) for each in both)) for both in drawn]
+    return np.mean([each.distinguishable for each in made])
+
+
+def test_more_pairs_find_a_gain_more_often_and_chance_as_seldom():
+    assert told_apart(5, 1.1) < 0.3 < 0.5 < told_apart(20, 1.1) < 0.9 < told_apart(40, 1.1)
+    assert all(told_apart(pairs, 1.0) < 0.1 for pairs in (5, 8, 20, 40))
 
 
 def test_a_time_below_the_clocks_tick_still_compares(clock):

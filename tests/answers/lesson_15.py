@@ -22,8 +22,9 @@ def efficiency(seconds, kind):
         ("np.divide(a, b)", "np.divide(b, a)"),
         """
 def differ(a, b):
-    low, high = np.quantile(np.log(a) - np.log(b), [0.25, 0.75])
-    return low * high > 0
+    longer = sum(x > y for x, y in zip(a, b))
+    shorter = sum(x < y for x, y in zip(a, b))
+    return max(longer, shorter) >= 12
 """,
     ],
 }
@@ -38,14 +39,15 @@ WRONG = {
         ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
     ],
     2: [
-        ("np.divide(a, b)", "np.subtract.outer(a, b) + 1", "while the machine slows down: True is"),
+        ("np.divide(a, b)", "np.subtract(a, b)", "four of the ratios are 0.9"),
+        ("np.divide(a, b)", "np.subtract.outer(a, b).ravel() + 1", "slows down: True is"),
         (" or high < 1", "", "b takes 3 % more in every pair"),
-        ("[0.25, 0.75]", "[0.0, 1.0]", "two of eight pairs are far off"),
-        ("(a, b), [", "(sorted(a), sorted(b)), [", "3 % longer and in reverse"),
-        ("    low", "    a.sort()\n    low", "it changes a list"),
-        ("[0.25, 0.75]", "[0.2, 0.8]", "the middle half of"),
-        ("    low, high = np.quantile(np.divide(a, b), [0.25, 0.75])\n"
-         "    return low > 1 or high < 1",
+        ("ratios[3], ratios[-4]", "ratios[0], ratios[-1]", "three of the pairs are far off"),
+        ("ratios[3], ratios[-4]", "ratios[4], ratios[-5]", "four of the ratios are 0.9"),
+        ("ratios[3], ratios[-4]", "np.quantile(ratios, [0.25, 0.75])", "four of the ratios"),
+        ("np.divide(a, b)", "np.divide(sorted(a), sorted(b))", "3 % longer and in reverse"),
+        ("    ratios", "    a.sort()\n    ratios", "it changes a list"),
+        ("    low, high = ratios[3], ratios[-4]\n    return low > 1 or high < 1",
          "    both = timing.Timing(tuple(a)), timing.Timing(tuple(b))\n"
          "    return timing.Comparison(*both).distinguishable", "unless it is rounded away"),
     ],

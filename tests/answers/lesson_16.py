@@ -39,7 +39,7 @@ WRONG = {
         ("/ bandwidth, 1", "/ bandwidth, 2", "is 1, not 2"),
         ("count += 1", "count *= 2", "is 6, not 8"),
         ("return count", "return count - 1", "is 6, not 5"),
-        ("    while", "    return max(1, round(gain * crossing / (2 - gain) / step))\n    while",
+        ("    while", "    return max(1, round(gain * exchange / (2 - gain) / step))\n    while",
          "is 3, not 2: round up"),
         ("return count", "return 4 * parameters / bandwidth / step", "is 6, not 0.9786"),
     ],

@@ -246,7 +246,7 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     """Draw how many times as fast several devices are as one, a row for each way and batch.
 
     A way is strong or weak scaling, with a `timing.Comparison` of one device with all for each
-    per-device batch. A bar reaches over the middle half of the pairs; the median stands beside it.
+    per-device batch. A bar reaches from its low to its high; the median of the pairs stands beside.
     A row that cannot be told apart from one device is grey. Rows name the global batches.
     """
     found = {(way, batch): pairs for way, each in ways.items() for batch, pairs in each.items()}
@@ -272,25 +272,6 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     ax.set_xlim(0, 1.05 * furthest)
     title = f"Images a second of {counted(devices, 'device')}, times those of one"
     return label(ax, title, "speed-up")
-
-
-def seeds(found: Mapping[str, Sequence[float]], ax: Any = None) -> Any:
-    """Draw the share of right answers, 0 to 1, of each seed: a row of points for each name.
-
-    A line is the mean of the row, and its number stands at the right.
-    """
-    ax = axes(ax, size=(6, 0.9 + 0.42 * len(found)))
-    for row, shares in enumerate(found.values()):
-        at = row + np.linspace(-0.15, 0.15, len(shares))  # like points side by side
-        ax.plot([100 * share for share in shares], at, "o", color="#333333", alpha=0.55, mew=0,
-                clip_on=False)  # fmt: skip
-        mean = 100 * float(np.mean(shares))
-        ax.vlines(mean, row - 0.35, row + 0.35, color="#a8483a", linewidth=2)
-        note(ax, f"mean {mean:.0f} %", (1, row), (8, 0), xycoords=ACROSS, va="center")
-    rows(ax, list(found))
-    ax.set_xlim(10 * np.floor(10 * min(map(min, found.values()))), 100)
-    ax.grid(axis="y", color="#dddddd", lw=0.8)
-    return label(ax, "Accuracy on unseen digits, a point for each seed", "right answers, %")
 
 
 def stacked(steps: Mapping[str, Trace]) -> Any:

@@ -111,13 +111,3 @@ def on_servers() -> Iterator[tuple[str, Workload, int, float, float]]:
             servers = row.setting.devices // one.setting.devices
             name = f"{work.name} x {row.setting.per_device_batch}, {servers} servers"
             yield name, work, servers, one.seconds, row.seconds
-
-
-def eight_after_four() -> Iterator[
-    tuple[str, Workload, list[Measurement], Measurement, Measurement]
-]:
-    """Give each training on a DGX-1: name, network, rows of up to 4 GPUs, those of 4 and of 8."""
-    for work, table in DGX_1:
-        fewer = [row for row in table if row.setting.devices <= 4]
-        for four, eight in zip(table[2::4], table[3::4], strict=True):
-            yield f"{work.name} x {eight.setting.per_device_batch}", work, fewer, four, eight
