@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from mgpu_helpers import _private
 
 UNKNOWN = ", -1 without an end and -2 where it is not known"
@@ -21,11 +23,25 @@ def meet(strategy: Any) -> None:
 
 def of_all(strategy: Any, numbers: Any) -> Any:
     """Give some numbers of each worker: an array with a row for each."""
+    return of_replicas(strategy, [numbers] * strategy.local)[:: strategy.local]
+
+
+def of_replicas(strategy: Any, rows: Any) -> Any:
+    """Give a row of each replica, where this worker has one of each of its own."""
     import tensorflow as tf
 
-    ours = tf.cast(numbers, tf.float64)[None]
-    every = strategy.gather(strategy.run(lambda: tf.identity(ours)), 0).numpy()
-    return every[:: strategy.local]
+    rows = np.array(rows, np.float64)
+    if strategy.workers == 1:
+        return rows
+    first = strategy.worker * strategy.local
+
+    def row(context: Any) -> Any:
+        return tf.constant(rows[context.replica_id_in_sync_group - first])[None]
+
+    if strategy.gathers is None:  # kept, since eager gathering is traced anew at each call
+        strategy.gathers = tf.function(lambda each: strategy.gather(each, 0), autograph=False)
+    every = strategy.gathers(strategy.experimental_distribute_values_from_function(row))
+    return every.numpy()
 
 
 def compare(strategy: Any, named: dict[str, Any], advice: str = SAME) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers.fit._workers import of_all, of_replicas
 
 STATUS = 75  # the exit status of a worker that has saved; "try again" in sysexits.h
 EVERY = 1.0  # seconds between two questions to all workers whether one was told to end
@@ -101,7 +102,7 @@ def stops(strategy: Any, backup: Any, meet: Callable[[], None]) -> Any:
                 return False
             steps = self.calls - self.asked
             mine = [float(self.told), (time.monotonic() - self.since) / steps]
-            told, seconds = of_all(strategy, [mine] * strategy.local).max(0)
+            told, seconds = of_all(strategy, mine).max(0)
             self.asked, self.since = self.calls, time.monotonic()
             self.due = self.calls + max(1, min(int(EVERY / seconds), 2 * steps))
             return bool(told)
@@ -112,7 +113,7 @@ def stops(strategy: Any, backup: Any, meet: Callable[[], None]) -> Any:
             tell("saves")
             kept = {f"state_{i}": each.numpy() for i, each in enumerate(seeds_of(self.model))}
             kept |= {"passes": passes, "steps": steps, "updates": self.updates()}
-            kept["metrics"] = of_all(strategy, taken(strategy, self.model.metrics_variables))
+            kept["metrics"] = of_replicas(strategy, taken(strategy, self.model.metrics_variables))
             if not strategy.worker:
                 _private.save_backup(backup, passes, lambda: np.savez(file, **kept))
             if strategy.workers > 1:
@@ -163,20 +164,3 @@ def put(strategy: Any, variables: Any, values: Any) -> None:
             mine = np.reshape(values[first + i, at : at + size], of_one[i].shape)
             of_one[i].assign(mine.astype(of_one[i].dtype.as_numpy_dtype))
             at += size
-
-
-def of_all(strategy: Any, rows: list[list[float]]) -> Any:
-    """Give the rows of all replicas, where this worker has one of each of its own."""
-    import tensorflow as tf
-
-    if strategy.workers == 1:
-        return np.array(rows, np.float64)
-    first = strategy.worker * strategy.local
-
-    def row(context: Any) -> Any:
-        mine = rows[context.replica_id_in_sync_group - first]
-        return tf.constant(mine, tf.float64, [1, len(mine)])
-
-    return strategy.gather(
-        strategy.experimental_distribute_values_from_function(row), 0
-    ).numpy()  # fmt: skip

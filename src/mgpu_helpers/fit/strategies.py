@@ -113,6 +113,7 @@ def _of(kind: Any) -> Any:
         steps_before = 0  # steps of its first pass that were done before
         asks_at_each_step = False  # whether all workers have a batch
         seen: Any = None  # of the batches that several workers have read: their size and mark
+        gathers: Any = None  # what gives a row of each replica, once it is traced
 
         @contextlib.contextmanager
         def scope(self) -> Iterator[Any]:
