@@ -1,6 +1,5 @@
 """Answers to the exercises of lesson 01: right ones, and wrong ones with their hints."""
 
-CELLS = ["ends ="]
 FORMULA = "tf.reduce_sum(tf.reduce_sum(x, axis=0) * tf.reduce_sum(x, axis=1))"  # the same number
 
 RIGHT = {

@@ -54,6 +54,9 @@ class Placement:
 def placement() -> Iterator[Placement]:
     """Capture what TensorFlow places inside the block: a table, with the raw log as `raw`.
 
+    A log shows what was planned, and a trace what ran. A product of constants, for example, is
+    planned on a device, but TensorFlow computes it once beforehand, and no step runs it.
+
     >>> with placement() as log:
     ...     three = tf.add(1.0, 2.0)
     >>> [row.type for row in log.rows]
