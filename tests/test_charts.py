@@ -585,8 +585,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     assert [[(bar.x0, bar.x1) for bar in each] for each in bars[1:]] == [
         [(0, 2), (2, 4)], [(0, 1), (2, 3)], [(1, 2), (3, 4)],
     ]  # fmt: skip
-    ax = drawings.rises(watched((), PHASES))
-    assert sum(": +" in text.get_text() for text in ax.texts) == len(PHASES)
     ax = drawings.lab([{"driver": None}], growth=10**9)
     assert [bar.get_width() for bar in ax.patches[2::6]] == pytest.approx([0.6, 0.4])
     ax = drawings.lab([{"option": "a", "driver": [0, 5e9, 4e9], "allocator": 2e9}], growth=1)

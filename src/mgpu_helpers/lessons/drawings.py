@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,14 +31,11 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.memory import backward_begins
-from mgpu_helpers.charts.memory import monitor as draw_monitor
 from mgpu_helpers.charts.steps import bars_of, timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
-    from mgpu_helpers.memory import Monitor
     from mgpu_helpers.memory.predicting import Predicted
-    from mgpu_helpers.memory.watch import Sample
     from mgpu_helpers.trace.records import Op
     from mgpu_helpers.trace.step import Trace
 
@@ -125,32 +121,6 @@ def _forward(step: Trace, times: Sequence[float]) -> list[tuple[int, int]]:
     runs = [not products[max(i, 0)][1] for i in last]
     edges = [i for i in range(len(runs)) if runs[i] != (i > 0 and runs[i - 1])]
     return [(a, b) for a, b in zip(edges[::2], [*edges[1::2], len(runs)], strict=False)]
-
-
-def rises(monitor: Monitor, ax: Any = None) -> Any:
-    """Draw what a monitor saw, with how much each phase added to the most that was held before.
-
-    That is what the allocators handed out. Without any it is what the process holds, and a dashed
-    line is what it held before the first phase.
-    """
-
-    def held(sample: Sample) -> int:
-        return sum(sample.allocator.values()) if sample.allocator else sample.process or 0
-
-    samples, phases = monitor.samples, monitor.phases
-    starts = [*(phase.start for phase in phases), float("inf")]
-    most = [max(held(sample) for sample in samples if sample.at <= start) for start in starts]
-    seen = copy.copy(monitor)
-    seen.phases = [phase._replace(name=f"{phase.name}: +{size_text(after - before)}")
-                   for phase, before, after in zip(phases, most, most[1:], strict=False)]
-    ax = draw_monitor(seen, ax)
-    if samples[0].allocator:
-        return ax
-    before = (samples[0].process or 0) / 1e6
-    ax.axhline(before, **IDEAL)
-    note(ax, "Python and TensorFlow, before the model", (0.01, before), (0, -4), va="top",
-         xycoords=ACROSS, **SMALL)  # fmt: skip
-    return ax
 
 
 def within(ax: Any, predicted: Predicted) -> Any:

@@ -9,11 +9,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
-from typing import Any
 
-MIB = 2**20
-UNITS = {"K": 2**10, "M": MIB, "G": 2**30}
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 HOLD = """
 import sys
 import tensorflow as tf
@@ -21,38 +18,16 @@ import tensorflow as tf
 size, count = map(int, sys.argv[1:])
 for turn in range(2):
     made = [tf.fill([size // 4], float(number)) for number in range(count)]
-    print(tf.config.experimental.get_memory_info("CPU:0")["current"])
     del made
 """
 BFC = {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPP_VMODULE": "bfc_allocator=1",
        "TF_CPP_MIN_LOG_LEVEL": "0", "CUDA_VISIBLE_DEVICES": "-1"}  # fmt: skip
 
 
-def regions(sizes: Iterable[int]) -> list[int]:
-    """Give the bytes of each region that growth takes for tensors of so many bytes, in turn.
-
-    A region too small for its tensor is doubled until it fits; one that fits at once makes the
-    next twice as large. What the allocator hands out with a tensor is left out.
-    """
-    taken, region, free = [], 2 * MIB, 0
-    for size in sizes:
-        if free < size:
-            fits = size <= region
-            while region < size:
-                region *= 2
-            taken.append(region)
-            free = region
-            if fits:
-                region *= 2
-        free -= size
-    return taken
-
-
-def on_host(size: int, count: int) -> dict[str, Any]:
+def on_host(size: int, count: int) -> list[int]:
     """Make a small tensor and `count` of `size` bytes in a new process; delete and make them again.
 
-    "regions" are all that the allocator took; "handed_out" is what it says that the tensors held
-    at first, with the rest of a piece that is too small to be cut off.
+    Gives the bytes of each region that the allocator took.
     """
     done = subprocess.run(
         [sys.executable, "-c", HOLD, str(size), str(count)],
@@ -61,5 +36,4 @@ def on_host(size: int, count: int) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     found = re.findall(r"Extending allocation by ([\d.]+)([KMG])iB", done.stderr)
-    regions = [round(float(number) * UNITS[unit]) for number, unit in found]
-    return {"regions": regions, "handed_out": int(done.stdout.split()[0])}
+    return [round(float(number) * UNITS[unit]) for number, unit in found]
