@@ -49,10 +49,13 @@ def add_entries(x):
 
 WRONG = {
     1: [
-        ("gradients = lambda x, a, b: (a, b)", "the gradient of a is wrong"),
+        ("gradients = lambda x, a, b: (a, b)", "the gradient of a is wrong: this is a itself"),
         ("of_a, of_b\n", "of_a\n", "two gradients are wanted, not 5"),
         ("of_a, of_b\n", "of_b, of_a\n", "the gradient of a is wanted"),
         ("(middle, a, of_middle)", "(middle, a)", "it begins with that of middle"),
+        (") ** 2)", "))", "the gradient of a is wrong: the function as it was"),
+        ("with tf.device(ends[0]), tf", "with tf.device(ends[1]), tf",
+         "no forward product ran on /CPU:1: leave the one with a"),
         ("        of_middle, of_b", "    of_middle, of_b",
          "/CPU:1 ran 4 products, not 2, and /CPU:2 1, not 3: call gradient in the block of /CPU:2"),
         ("    with tf.device(ends[0]):\n        of_a", "    with tf.device(ends[1]):\n        of_a",

@@ -25,12 +25,21 @@ def gradients(function: Any) -> str:
     expect(len(answer) == 2, f"two gradients are wanted, not {len(answer)}")
     for (name, right), got in zip(rights.items(), answer, strict=True):
         got = judge.numbers(got, right.shape, f"the gradient of {name} is wanted")
-        way = "it begins with that of middle" if name == "a" else "it begins with the value"
+        way = "the function as it was returned another"
+        if name == "a" and np.allclose(got, x.T @ np.ones_like(middle)):
+            way = "it begins with that of middle, the third argument of its tape's gradient"
+        elif np.array_equal(got, {"a": a, "b": b}[name]):
+            way = f"this is {name} itself"
         expect(np.allclose(got, right), f"the gradient of {name} is wrong: {way}")
-    ran = [op.device for op in step.ops if op.type in judge.PRODUCTS]
+    products = [op for op in step.ops if op.type in judge.PRODUCTS]
+    ran = [op.device for op in products]
+    forward = [op.device for op in products if "gradient" not in op.name]
     first, last = plan.devices[0], plan.devices[-1]
     if first == last:
         return f"both gradients, and {ran.count(first)} products on {first}"
+    for name, device in (("a", first), ("b", last)):
+        expect(device in forward,
+               f"no forward product ran on {device}: leave the one with {name} in its block")
     counts = f"{first} ran {ran.count(first)} products, not 2, and {last} {ran.count(last)}, not 3"
     expect(ran.count(last) >= 3, f"{counts}: call gradient in the block of {last}, too")
     expect(ran.count(first) >= 2, f"{counts}: call gradient in the block of {first}, too")
