@@ -1,0 +1,59 @@
+"""Answers to the exercises of lesson 24: right ones, and wrong ones with their hints."""
+
+RIGHT = {
+    1: [
+        """
+def in_order(pairs, within, between):
+    if between >= within:
+        return [pair[i] for i in (0, 1) for pair in pairs]
+    return [device for pair in pairs for device in pair]
+""",
+        """
+import numpy as np
+def in_order(pairs, within, between):
+    grid = np.array(pairs)
+    return (grid if within > between else grid.T).ravel()
+""",
+        """
+def in_order(pairs, within, between):
+    (a, b), (c, d) = pairs
+    return (d, c, b, a) if between < within else (b, c, a, d)
+""",
+    ],
+    2: [
+        """
+def crossing(weights, cut, batch, rows):
+    within = between = 0
+    for row in range(rows):
+        within += batch // rows * cut * 2
+        between += 2 * weights if row else 0
+    return [within, between]
+""",
+        """
+import numpy as np
+def crossing(weights, cut, batch, rows):
+    return np.array([batch * cut, weights * (rows - 1)]) * 2
+""",
+    ],
+}
+
+WRONG = {
+    1: [
+        ("within > between", "True", "have to be between the rows"),
+        ("within > between", "within < between", "have to be"),
+        ("within > between", "False", "have to be within the rows"),
+        ("[a, c, b, d]", "[a, c, d, b]", "neither into one row"),
+        ("[a, c, b, d]", "[(a, c), (b, d)]", "2 entries, not four"),
+        ("[a, c, b, d]", "[a, c, a, c]", "stands in the list once"),
+    ],
+    2: [
+        ("return 2 * batch", "return batch", "gradients of the activations"),
+        ("2 * weights", "weights", "gradients of the weights"),
+        ("(rows - 1)", "rows", "reads nothing"),
+        (" * (rows - 1)", "", "each further row"),
+        ("batch * cut,", "batch * cut * rows,", "in one of them"),
+        ("2 * batch * cut, 2 * weights * (rows - 1)", "2 * weights * (rows - 1), 2 * batch * cut",
+         "first within rows"),
+        ("2 * batch * cut, 2 * weights * (rows - 1)", "2 * batch * cut", "two numbers"),
+    ],
+}
