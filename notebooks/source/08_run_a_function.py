@@ -205,9 +205,9 @@ timing.compare(
     names=("on all", "on one"), repeats=10)  # fmt: skip
 
 # %% [markdown]
-# The brackets say how far off the ratio may be: far more pairs would give one inside of them, in at
-# least nine of ten cases. Above 1, all devices were faster than one. On two quiet cores they are; if
-# other programs use these cores, too, the ratio falls towards 1.
+# The brackets say how far off the ratio may be: far more pairs would give one inside of them, in
+# at least nine of ten cases. Above 1, all devices were faster than one. On two quiet cores they
+# are; if other programs use these cores, too, the ratio falls towards 1.
 #
 # | | `towers.make_parallel` |
 # |---|---|
