@@ -74,7 +74,7 @@ MIB = 2**20
 # - TensorFlow's **allocator** takes large regions from the driver and hands out pieces of them to
 #   tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out.
 #
-# When a tensor is deleted, the allocator keeps its memory for later tensors. Each process also has
+# When a tensor is deleted, the allocator keeps its memory for later ones. A process also has
 # a **CUDA context** of a few hundred MB on every GPU that it uses.
 #
 # ## Try it

@@ -72,13 +72,13 @@ def ready(images, steps=4):
     return fit.batches(*digits.load(images), batch_size=images).cache().repeat(steps)
 
 # %% [markdown]
-# We use 4 and then 32 images for each device. For strong scaling, one device also gets the whole
+# We use 4 and then 64 images for each device. For strong scaling, one device also gets the whole
 # batch. `timing.several` lets all of them train by turns, so that a slow moment hits them alike:
 
 # %%
 most = min(len(plan), plan.cores)  # devices that share a core gain nothing
 models = {n: build_on(n) for n in (1, most)}
-few, many = 4, 32
+few, many = 4, 64
 layouts = {each for b in (few, many) for each in [(1, b), (1, most * b), (most, b)]}
 runs = {(n, b): partial(models[n].fit, ready(n * b), verbose=0) for n, b in sorted(layouts)}
 
