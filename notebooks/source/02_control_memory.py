@@ -5,15 +5,14 @@
 # scripts are small. Unless it is told otherwise, TensorFlow takes nearly all memory of every GPU
 # that it sees, and keeps it until the process ends.
 #
-# **In this lesson** you limit what TensorFlow takes of a GPU, and you know what each setting really
-# does.
+# **In this lesson** you limit what TensorFlow takes of a GPU, and see what each setting does.
 #
 # ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
 # allocator counts what it handed out to tensors, the driver all that is given away. Below, each
 # process has memory on the host.](pictures/02_who_holds_what.svg)
 #
 # On an empty GPU of 16 GiB, a script with 600 MB of tensors takes 15.6 GB if nothing is set, and
-# 1.08 GB with the first of these settings.
+# 1.08 GB with the first setting below.
 #
 # ## The lines to paste
 #
@@ -25,7 +24,7 @@
 #     tf.config.experimental.set_memory_growth(gpu, True)
 # ```
 #
-# With a **memory limit**, here of 4096 MiB, TensorFlow never takes more than that for its tensors:
+# With a **memory limit**, TensorFlow takes that much for its tensors, here 4096 MiB:
 #
 # ```python
 # gpu = tf.config.list_physical_devices("GPU")[0]
@@ -33,8 +32,8 @@
 # tf.config.set_logical_device_configuration(gpu, [limit])
 # ```
 #
-# Paste one of the two before the first tensor or model, because after that TensorFlow [refuses
-# it](../docs/errors.md#modified).
+# Paste one of the two before the first tensor or model. After that TensorFlow [refuses a
+# setting](../docs/errors.md#modified).
 #
 # **You need** [[00]].
 
@@ -67,20 +66,20 @@ MIB = 2**20
 #
 # ## Who holds what
 #
-# The question "How much memory is used?" has three answers, as the picture above shows:
+# There are three answers to "How much memory is used?", as the picture above shows:
 #
 # - The **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
 # - The **process** counts what it has on the host. `memory.process()` returns it.
-# - TensorFlow's **allocator** takes large regions from the driver and hands out pieces of them to
+# - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces to
 #   tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out.
 #
-# When a tensor is deleted, the allocator keeps its memory for later ones. A process also has
-# a **CUDA context** of a few hundred MB on every GPU that it uses.
+# When a tensor is deleted, the allocator keeps its memory. Each process also has a **CUDA context**
+# of a few hundred MB on every GPU that it uses.
 #
 # ## Try it
 #
-# `memory.Monitor` asks all three ten times a second while your code runs. Without a GPU only the
-# process answers. A small network trains with three batches:
+# `memory.Monitor` asks all three ten times a second. Without a GPU only the process answers. A
+# small network trains with three sizes of batch:
 
 # %%
 def build():
@@ -105,21 +104,22 @@ plt.show()
 
 # %% [markdown]
 # The largest batch adds the most, because a step holds the outputs of its layers for each example
-# ([[03]]). On a GPU, look at the curve "handed out".
+# ([[03]]). On a GPU, look at the curve "handed out": the first batch may add more, because cuDNN
+# tries its algorithms.
 #
-# ## By hand: how growth takes memory
+# ## By hand: growth
 #
-# Growth takes more than the tensors need, because the allocator takes whole **regions**. It plans
-# the first with 2 MiB. When a tensor does not fit into what is free, the allocator doubles the
-# planned size until the tensor fits, and takes a region of this size. If no doubling was needed, it
-# plans the next region twice as large:
+# Growth takes more than the tensors need, because the allocator takes whole regions. It plans the
+# first with 2 MiB. When a tensor does not fit into what is free, the allocator doubles the planned
+# size until the tensor fits, and takes such a region. If no doubling was needed, it plans the next
+# region twice as large:
 #
 # ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 MiB was too small
-# and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for tensors 3 and 4, 512 for tensors 5
-# and 6: each fits at once. The rest beside tensors 1, 2 and 4 is handed out with them; any other
-# rest is kept.](pictures/02_growth.svg)
+# and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for 3 and 4, 512 for 5 and 6: each fits
+# at once. The rest beside tensors 1, 2 and 4 is handed out with them; any other is
+# kept.](pictures/02_growth.svg)
 #
-# The picture shows a small tensor and six tensors of 100 MB. Here is the same rule as a function:
+# The picture shows a small tensor and six of 100 MB. Here is the rule in code:
 
 # %%
 def regions(sizes):
@@ -149,8 +149,8 @@ print(memory.size_text(sum(by_hand)), "for", memory.size_text(sum(tensors)), "of
 # ## Proof
 #
 # Does TensorFlow follow this rule? Its allocator for GPUs can also serve the host, and its log
-# names each region. `growth.on_host` reads that log: a new process makes the same tensors, deletes
-# them and makes them again:
+# names each region. `growth.on_host` reads the log of a new process, which makes the same tensors,
+# deletes them and makes them again:
 
 # %%
 logged = growth.on_host(100_000_000, 6)
@@ -158,24 +158,22 @@ print("regions in TensorFlow's log:", [region // MIB for region in logged], "MiB
 print("as by hand:", logged == by_hand)
 
 # %% [markdown]
-# The log has the same five regions. It has no sixth, although the tensors were made twice, because
-# the allocator had kept their memory. So an idle notebook keeps the most that it ever took, until
-# you restart its kernel.
+# The log has the same five regions, and no sixth: the allocator had kept the memory of the deleted
+# tensors. So an idle notebook keeps its memory until you restart its kernel.
 #
 # ## What each setting takes
 #
 # [TensorFlow's source](../docs/sources.md#allocator) has these rules:
 #
-# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve. The
-#   reserve is 1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on
-#   newer ones.
+# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve of
+#   1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones.
 # - **A fraction or a limit**: it takes that much with its first tensor.
 # - **Growth**: it takes regions, as above.
 # - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
 # - **Every GPU hidden**: it takes nothing.
 #
-# `scripts/hold_memory.py` tries each setting in a process of its own, with 600 MB of tensors. If
-# you have no GPU, the chart is calculated by these rules for an empty GPU of 16 GiB:
+# `scripts/hold_memory.py` tries each setting in a new process with 600 MB of tensors. Without a
+# GPU, the chart is calculated by these rules for an empty GPU of 16 GiB:
 
 # %% tags=["varies"]
 script = [sys.executable, "scripts/hold_memory.py"]
@@ -185,13 +183,13 @@ drawings.lab(records, growth=sum(by_hand))
 plt.show()
 
 # %% [markdown]
-# With nothing set, TensorFlow takes nearly the whole GPU. This is why your second script failed.
+# With nothing set, TensorFlow takes nearly the whole GPU, and a second script finds no room.
 #
 # ## Break it
 #
 # What happens if you paste both settings, first growth and then a limit? Write down what you
-# expect. In a block of `pretend_gpus`, TensorFlow behaves as if it had not started and had a GPU.
-# `gpu_options` returns the options with which it would start:
+# expect. In a block of `pretend_gpus`, TensorFlow behaves as if it had a GPU and had not started.
+# `gpu_options` returns what it would start with:
 
 # %%
 limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
@@ -202,8 +200,8 @@ with pretend_gpus(1) as [gpu]:
     print("growth after the limit:", gpu_options().allow_growth)
 
 # %% [markdown]
-# The limit has switched growth off, and no message says so. `memory.logical` sets the same limit,
-# but it checks first:
+# The limit has switched growth off, and no message says so. `memory.logical` checks this before it
+# sets a limit:
 
 # %%
 with pretend_gpus(1) as [gpu]:
@@ -214,8 +212,8 @@ with pretend_gpus(1) as [gpu]:
         print(error)
 
 # %% [markdown]
-# In the other order, TensorFlow itself refuses growth on a GPU that has a limit. It also refuses to
-# start if only one of two visible GPUs grows.
+# In the other order, TensorFlow itself refuses. It also refuses to start if only one of two visible
+# GPUs grows.
 #
 # | | growth | a limit |
 # |---|---|---|
@@ -223,7 +221,7 @@ with pretend_gpus(1) as [gpu]:
 # | **It costs** | it can still fill the whole GPU | no run can use what another leaves free |
 # | **Instead** | set nothing if the GPU is yours alone | give each script its own GPU ([[04]]) |
 #
-# No setting makes a model smaller. If one model alone does not fit, go on with [[10]].
+# No setting makes a model smaller. If it does not fit alone, go on with [[10]].
 #
 # ## On GPUs
 #
@@ -233,9 +231,9 @@ with pretend_gpus(1) as [gpu]:
 #
 # ## On your own
 #
-# **1.** Write `prepare(gpus)` with `tf.config`. It gets the list of a shared machine's GPUs before
-# TensorFlow has started. Afterwards TensorFlow should see only the last two of these GPUs, and both
-# should grow. The check calls `prepare` with 2 to 8 GPUs.
+# **1.** Write `prepare(gpus)`, which gets the list of a machine's GPUs before TensorFlow has
+# started. Afterwards TensorFlow should see only the last two, and both should grow. The check
+# calls `prepare` with 2 to 8 GPUs.
 
 # %% tags=["exercise"]
 def prepare(gpus):
@@ -254,9 +252,9 @@ def prepare(gpus):
 checks.last_two_grow(prepare)
 
 # %% [markdown]
-# **2.** `n` scripts share a GPU of `total` MiB. Each has a CUDA context of `overhead` MiB beside
-# what its limit allows. Write `limit_for(total, overhead, n)`, which returns the largest limit in
-# whole MiB that all of the scripts can have at once.
+# **2.** `n` scripts share a GPU of `total` MiB. Beside its limit, each has a CUDA context of
+# `overhead` MiB. Write `limit_for(total, overhead, n)`, which returns the largest limit in whole
+# MiB that all scripts can have at once.
 
 # %% tags=["exercise"]
 def limit_for(total, overhead, n):
@@ -275,7 +273,7 @@ checks.limit_for(limit_for)
 # %% [markdown]
 # ## What we saw
 #
-# - A monitor showed that the largest batch added most to what a training held.
+# - The largest batch added most to what the process held.
 # - TensorFlow's log named the regions of our rule: 2, 128, 128, 256 and 512 MiB, or 1.08 GB for
 #   600 MB of tensors.
 # - A limit switched growth off without a message, and `memory.logical` refused it.
