@@ -4,8 +4,8 @@
 # You inherit a program of 2017 that gives its session a list of GPUs, a share of their memory and a
 # placement log. Some of these settings still act, some raise an error, and some do nothing.
 #
-# **In this lesson** the programs of two sources on these subjects run on your devices, and you
-# learn which of their settings still act, and which lines of today do the same.
+# **In this lesson** you run such programs of two sources on your devices, and learn which lines of
+# today do the same.
 #
 # ![Left: two sessions of one process list GPU 1 and GPU 2. Each calls its own GPU number 0, which
 # is an error. Right: the process has one list, and each graph is built for a device of
@@ -52,7 +52,7 @@ from mgpu_helpers.lessons.state import apart
 # ## Names and the log
 #
 # A **device string** such as `/cpu:0` or `/gpu:1` names a device, and `tf.device` takes it as in
-# 2017. The wiki's program multiplies on two GPUs and adds on the host. With
+# 2017. The wiki's second program multiplies on two GPUs and adds on the host. With
 # `log_device_placement` a session reports the device that it has planned for each operation.
 # `session_config` returns a `ConfigProto` that also knows the devices of the plan, and
 # `trace.placement` collects the report. At the end the same function runs as a `tf.function`. Is it
@@ -60,10 +60,12 @@ from mgpu_helpers.lessons.state import apart
 
 # %%
 def program(names):
+    with tf.device(plan.host):
+        a = tf.constant([[1.0, 2.0], [3.0, 4.0]])
     products = []
     for name in names:
         with tf.device(name):
-            products.append(tf.matmul([[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [3.0, 4.0]]))
+            products.append(tf.matmul(a, a))
     with tf.device(plan.host):
         return tf.add_n(products)
 
@@ -85,27 +87,31 @@ print(log)
 with trace.placement() as today:
     sums = tf.function(program)(homes)
 print("equal sums:", np.array_equal(sums, total))
-print("each line of the session's log is in today's:", {*log.rows} <= {*today.rows})
+for name in ("MatMul", "MatMul_1", "AddN"):
+    print(name, "planned alike:", log.device_of(name) == today.device_of(name))
 
 # %% [markdown]
 # It is.
 #
 # ## Soft placement
 #
-# The wiki's program names `/gpu:2` and `/gpu:3`. If a machine has no such GPU, a session raises an
-# error, but with `allow_soft_placement` it takes another device. We use names that no machine has:
+# The wiki's first program leaves a product's device open, as `""` does here. Its second names
+# `/gpu:2` and `/gpu:3`. If there is no such GPU, a session raises an error, but with
+# `allow_soft_placement` it takes another device. We use names that no machine has:
 
-# %% tags=["unplaced"]
-for soft in (False, True):
+# %%
+lost = ["/gpu:98", "/gpu:99"]
+for names, soft in [([""], False), (lost, False), (lost, True)]:
     try:
-        _, log = logged(["/gpu:98", "/gpu:99"], soft)
-        print("soft placement:", *[log.device_of(name) for name in ("MatMul", "MatMul_1")])
+        rows = logged(names, soft)[1].rows
+        print(names, soft, "devices:", len({row.device for row in rows if row.type == "MatMul"}))
     except tf.errors.InvalidArgumentError as error:
-        print(type(error).__name__)
+        print(names, soft, type(error).__name__)
 
 # %% [markdown]
-# With soft placement both products were planned on one device, and nothing but the log says so. In
-# a session soft placement is off unless you ask for it. In today's code it is on ([[01]]).
+# What has no name goes to the first GPU, or to the host if there is none. With soft placement both
+# products of the second program share a device, and only the log says so. In a session soft
+# placement is off by default. In today's code it is on ([[01]]).
 #
 # ## Memory
 #
@@ -206,8 +212,8 @@ for session, before in zip(sessions, begin):
 # `train_step`. The losses still differ from batch to batch, so the output looks like a training. We
 # add the missing fetch.
 #
-# The loop has a second flaw: `run` waits for its result, so the sessions take turns. A thread for
-# each lets them work at the same time. We time a pass in each way:
+# The loop has a second flaw: `run` waits for its result, so the sessions take turns. With a thread
+# for each they need not. We time a pass in each way:
 
 # %%
 def timed(session):
@@ -357,13 +363,13 @@ checks.outside(outside)
 # %% [markdown]
 # ## What we saw
 #
-# - A session and a `tf.function` planned the same operations on the same devices.
+# - A session and a `tf.function` planned both products and their sum on the same devices.
 # - The article's loop changed 0 weights, because it never fetched `train_step`.
 # - Two graphs had the losses of two scripts and the weights of `fit`, to 1e-12.
 #
 # ## In practice
 #
-# Take every setting out of the old `ConfigProto` and pass `plan.session_config()`. Then read the
-# log of one run, and check that the weights change.
+# Pass `plan.session_config()` instead of the old `ConfigProto`. Then read its log, and check that
+# the weights change.
 #
 # Next: [[next]].
