@@ -65,7 +65,7 @@ def test_make_parallel(plan, taught):
             return model(x, y)
 
     def by_hand(_, devices):
-        return taught("make_parallel")(reusing, devices)
+        return taught("make_parallel", "on_each")(reusing, devices)
 
     for make_parallel in (by_hand, towers.make_parallel):
         with tf.Graph().as_default() as graph:
