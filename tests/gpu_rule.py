@@ -58,7 +58,10 @@ def _unplaced_goes_to(first: str) -> None:
         """Let a GPU that is not there be the first one, as soft placement does outside Sessions."""
         number = re.fullmatch(r"/?(?:device:)?gpu:(\d+)", str(where), re.IGNORECASE)
         beyond = number and int(number[1]) >= int(last.rpartition(":")[2])
-        soft = ops.executing_eagerly_outside_functions() and tf.config.get_soft_device_placement()
+        soft = False
+        if ops.executing_eagerly_outside_functions():
+            with ops.init_scope():  # in a function's graph it is said to be off until it is set
+                soft = tf.config.get_soft_device_placement()
         return device(first if beyond and soft else where)
 
     tf.device = placed

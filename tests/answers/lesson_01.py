@@ -57,9 +57,23 @@ WRONG = {
         ("with tf.device(ends[0]), tf", "with tf.device(ends[1]), tf",
          "no forward product ran on /CPU:1: leave the one with a"),
         ("        of_middle, of_b", "    of_middle, of_b",
-         "/CPU:1 ran 4 products, not 2, and /CPU:2 1, not 3: call gradient in the block of /CPU:2"),
+         "/CPU:1 computed the gradient of middle and the gradient of b instead of /CPU:2: call"),
         ("    with tf.device(ends[0]):\n        of_a", "    with tf.device(ends[1]):\n        of_a",
-         "/CPU:1 ran 1 products, not 2"),
+         "/CPU:2 computed the gradient of a instead of /CPU:1: call gradient for that"),
+        # Each weight's gradient in the block of its device, but not that of middle.
+        ("""
+def gradients(x, a, b):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([a, b])
+        with tf.device(ends[0]):
+            middle = x @ a
+        with tf.device(ends[1]):
+            value = tf.reduce_sum((middle @ b) ** 2)
+    with tf.device(ends[1]):
+        of_b = tape.gradient(value, b)
+    with tf.device(ends[0]):
+        return tape.gradient(value, a), of_b
+""", "/CPU:1 computed the gradient of middle instead of /CPU:2"),
         ("return of_a, of_b", "return of_a, of_b + 0 * tf.matmul(middle, x, True)[0, 0]",
          "6 products ran"),
     ],
