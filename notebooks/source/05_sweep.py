@@ -158,6 +158,7 @@ ax.set(xscale="log", xlabel="learning rate", ylabel="right answers, %", ylim=(70
 ax.set_xticks(rates, rates)
 ax.minorticks_off()
 ax.legend(title="data")
+ax.set_title("Accuracy by learning rate and data", loc="left")
 plt.show()
 
 # %% [markdown]
