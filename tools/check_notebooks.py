@@ -22,7 +22,7 @@ from nbval.plugin import get_sanitize_patterns
 
 from lessons import APPENDIX, CLOSED, METADATA, ROOT, Lesson, cover, disagreements, tags
 
-MOST_CELLS, MOST_LINES, MEDIAN_LINES = 45, 20, 5
+MOST_CELLS, MOST_LINES, MEDIAN_LINES = 36, 20, 5
 MOST_BYTES, MOST_BULLETS = 1_000_000, 6
 SECTIONS = ["On your own", "What we saw", "In practice"]
 # What TensorFlow's start-up writes, and paths that only one machine has.
