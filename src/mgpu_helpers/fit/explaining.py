@@ -120,8 +120,8 @@ def explain(
     costs.sort(key=lambda cost: -cost.seconds)
     if (plan := current()) and plan.on_gpus and not (model.jit_compile or eager):
         notes.append(
-            "It ran without XLA, which Keras compiles with on one GPU alone: several without it "
-            "have to be faster than one with it."
+            "It ran without XLA, with which Keras compiles on a GPU unless it is told otherwise, "
+            "and which several GPUs may have, too: try model.compile(..., jit_compile=True)."
         )
     if now.traces > 3:
         notes.append(f"The step was traced {now.traces} times in {PASSES * steps} steps.")
