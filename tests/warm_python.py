@@ -32,7 +32,10 @@ READ_AT_IMPORT = re.compile(
     "PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$)"
 )
 FIRST = re.compile(r"-u|-c|-m|[^-].*", re.DOTALL)
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
+PASSED_ON = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
+    signal.SIGRTMAX - 1,  # by which `mgpu cluster` asks a worker for its stack
+)  # fmt: skip
 PIECE = 200  # file descriptors a message: Linux takes 253
 
 
