@@ -13,9 +13,7 @@ from mgpu_helpers.cluster.judging import INSIDE
 from mgpu_helpers.cluster.watch import Watch
 from mgpu_helpers.cluster.worker import ASKS
 
-# Looks for the first line of a stack, and without a further one. They are counted, not timed: a
-# machine that was paused gives its processes no time to answer.
-EVERY, ANSWER, QUIET = 0.02, 250, 10
+ANSWER, QUIET = 2.0, 0.2  # seconds for the first line of a stack, and without a further one
 FRAMES = 12  # of the main thread, those called last
 HEAD = "(most recent call first):"
 
@@ -27,14 +25,13 @@ def doing(watches: Mapping[int, Watch]) -> str:
         watch.read()
         with contextlib.suppress(OSError):  # it has ended
             os.kill(watch.pid, ASKS)
-    looks = last = 0
-    while looks < (last + QUIET if all(texts.values()) else ANSWER):
-        time.sleep(EVERY)
-        looks += 1
+    asked = since = time.monotonic()
+    while time.monotonic() < (since + QUIET if all(texts.values()) else asked + ANSWER):
+        time.sleep(0.02)
         for index, watch in watches.items():
             if new := watch.file.read() if watch.file else b"":
                 texts[index] += new.decode(errors="replace")
-                last = looks
+                since = time.monotonic()
     return "\n".join(_of(index, watch, texts[index]) for index, watch in watches.items())
 
 

@@ -27,6 +27,7 @@ from mgpu_helpers.memory.predicting import BESIDE, MARGIN, highest
 # Times what is counted of parts that run again. Traces of one of nine models, three convolutions,
 # held 1.08 to 1.10 times the upper end without it; the others held at most 0.84 times theirs.
 AGAIN = 1.15
+WAITED = 0.03  # of pieces alone: 2.4 % was seen beside other work
 FEW = 64  # weights; of more, most of the time would go into the graph of the optimizer
 
 
@@ -198,7 +199,7 @@ class Step:
         if several and (how.rows > 1 or how.again and how.in_pieces):
             least *= 1 - MARGIN
         elif how.in_pieces:
-            least *= 1 - (BESIDE if several else BESIDE / 2)
+            least *= 1 - (BESIDE if several else WAITED)
         if elsewhere:  # gradients may leave as they come
             least = max(0.0, least - self.trained / (1 - MARGIN))
         return least
