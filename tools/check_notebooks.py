@@ -163,7 +163,8 @@ def sizes(built: Built) -> Iterator[str]:
     if len(cells) > MOST_CELLS:
         yield f"there are {len(cells)} cells: at most {MOST_CELLS}"
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-    words = len(re.sub(r"^\| \d\d \|.*", "", text, flags=re.MULTILINE).split())  # not the series
+    listed = r"^\| (?:\d\d|one small Transformer|\W*[^|]+ \(\d\)[^|]*) \|.*"  # lessons, and ways
+    words = len(re.sub(listed, "", text, flags=re.MULTILINE).split())
     if words > built.lesson.words:
         yield f"there are {words} words of text: at most {built.lesson.words}"
     size = built.lesson.notebook.stat().st_size

@@ -6,7 +6,8 @@
 * ``[[01]]`` becomes a link to lesson 01 that carries its title;
 * ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
   line goes, so they stand on a line of their own;
-* ``[[lessons]]``, alone on its line, becomes a table of all lessons.
+* ``[[lessons]]``, alone on its line, becomes a table of all lessons;
+* ``[[ways]]``, alone on its line, a table of what each way to train costs, up to this lesson's.
 
 Tags of code cells: ``exercise``, ``solution`` (below a heading that is closed at first),
 ``varies`` (a chart of this run's timings), ``cover`` (the lesson's picture, stored in ``docs/`` as
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import re
 import tomllib
@@ -33,7 +35,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, BENCHMARKS = ROOT / "notebooks", ROOT / "benchmarks"
-TOKEN = re.compile(r"\[\[(\d\d|previous|next|lessons)\]\]")
+TOKEN = re.compile(r"\[\[(\d\d|previous|next|lessons|ways)\]\]")
 # What a person may have set for their own work and what would then show in an output.
 PRIVATE = re.compile(r"MGPU_|TF_|ONEDNN_|DNNL_|XLA_|CUDA_|OMP_|MPLBACKEND|IPYTHONDIR|PYTEST_")
 METADATA = {
@@ -42,6 +44,7 @@ METADATA = {
 }
 SERIES = re.compile(r"(<!-- lessons:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in the README
 APPENDIX = "## The same in a graph"  # comes last, and is closed until the reader opens it
+SIZES = "keeps", "adds", "crosses"  # in bytes: of the fullest device twice, and of all
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 
 
@@ -193,14 +196,46 @@ def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
             row = "| {0.number} | {0.link} | {0.promise} |"
             lines += _rows(lessons, "| | **{}** | |", row)
             continue
+        if line.strip() == "[[ways]]":
+            lines += ways(lessons, lesson)
+            continue
         tokens = TOKEN.findall(line)
         for token in tokens:
             if token not in links and token not in ("previous", "next"):
-                remedy = "put it on a line of its own" if token == "lessons" else "no such lesson"
+                alone = token in ("lessons", "ways")
+                remedy = "put it on a line of its own" if alone else "no such lesson"
                 raise LessonError(f"{lesson.name} has [[{token}]] in {line!r}: {remedy}.")
         if all(token in links for token in tokens):
             lines.append(TOKEN.sub(lambda match: links[match[1]], line))
     return "\n".join(lines).strip()
+
+
+def ways(lessons: list[Lesson], until: Lesson | None = None, folder: str = "") -> list[str]:
+    """Tabulate what each way to train costs, up to a lesson, whose own lines are bold.
+
+    tools/count_ways.py counts.
+    """
+    named = {lesson.name[3:]: lesson for lesson in lessons}
+    found = json.loads((NOTEBOOKS / "ways.json").read_text(encoding="utf-8"))
+    found.sort(key=lambda row: named[row["lesson"]].number)
+    lines = [
+        "| one small Transformer | keeps | adds | crosses | operations | time |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in found:
+        lesson = named[row["lesson"]]
+        if until and lesson.number > until.number:
+            break
+        sizes = ("" if row[size] is None else f"{row[size] / 1e6:.1f} MB" for size in SIZES)
+        time = "" if row["time"] is None else f"{row['time']:.1f}"
+        way = f"{row['way']} ({row['devices']})"
+        cells = [*sizes, f"{row['operations']:,}", time]
+        if lesson is until:
+            cells = [f"**{cell}**" if cell else cell for cell in [way, *cells]]
+        else:
+            cells.insert(0, f"[{way}]({folder}{lesson.name}.ipynb)")
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _rows(lessons: list[Lesson], part: str, row: str) -> Iterator[str]:
