@@ -168,7 +168,10 @@ def test_what_says_no_sizes_is_refused_with_the_remedy(text, call, said):
 
 
 def tuned(keras, kind):
-    """Make a model of large layers, all trained, or with LoRA, on weights of 8 bits or of 32."""
+    """Make a model of large layers, all trained, or with LoRA, on weights of 8 bits or of 32.
+
+    Those of 8 are cast to 32 for the way back as soon as a step begins, which is half of it.
+    """
     given = keras.Input((None,), dtype="int32")
     words = keras.layers.Embedding(2000, 256)
     x = words(given)
@@ -206,15 +209,6 @@ def test_what_is_not_trained_has_no_slots_and_no_gradients(tf, keras, plan, kind
     assert ("enable_lora" in notes, "others have no gradients" in notes) == (
         (True, False) if kind == "full" else (False, True)
     )
-
-
-@pytest.mark.thorough
-def test_int8_keeps_all_kernels_in_float_at_once(keras):
-    """TensorFlow casts them for the way back as soon as a step begins."""
-    lora, small = (memory.predict(tuned(keras, kind), 1, length=4) for kind in ("lora", "int8"))
-    kernel = 256 * 1024
-    assert small.weights <= lora.weights - 2.9 * 4 * kernel
-    assert small.activations >= 4 * 3 * kernel  # the first of four needs no way back
 
 
 # Too large

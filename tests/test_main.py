@@ -526,7 +526,7 @@ def test_ctrl_c_while_the_machine_is_looked_at_has_no_stack_trace():
     assert ran.returncode == 130 and "Traceback" not in error
 
 
-def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
+def test_lessons_are_copied_once_with_what_they_link_to_and_nothing_is_lost(capsys, tmp_path):
     from mgpu_helpers.lessons.command import main
 
     folder = tmp_path / "my lessons"
@@ -534,6 +534,11 @@ def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
     said, start = capsys.readouterr().out.splitlines()
     notebooks = sorted((folder / "notebooks").glob("*.ipynb"))
     assert f"{len(notebooks)} lessons of mgpu" in said and f"jupyter lab '{folder}'" in start
+    pages = [*notebooks, *folder.rglob("*.md")]
+    assert {file.suffix for file in pages} == {".ipynb", ".md"}
+    for file in pages:
+        for where in re.findall(r"\]\(([\w./]+)[#)]", file.read_text(encoding="utf-8")):
+            assert (file.parent / where).exists(), f"{file.name} links to {where}"
     assert main([str(folder)], "mgpu lessons") == 0  # all there: nothing to do
     notebooks[0].write_text("mine")
     notebooks[1].unlink()
@@ -541,12 +546,3 @@ def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
         main([str(folder)], "mgpu lessons")
     assert f"1 file in {folder} would be overwritten, {notebooks[0]}" in capsys.readouterr().err
     assert notebooks[0].read_text() == "mine" and not notebooks[1].exists()
-
-
-def test_links_of_copied_lessons_lead_to_what_was_copied(tmp_path):
-    from mgpu_helpers.lessons.command import copy
-
-    for file in copy(tmp_path):
-        if file.suffix in (".ipynb", ".md"):
-            for where in re.findall(r"\]\(([\w./]+)[#)]", file.read_text(encoding="utf-8")):
-                assert (file.parent / where).exists(), f"{file.name} links to {where}"
