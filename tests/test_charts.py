@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from _cards import Card, Ratio
-from conftest import ROOT
+from conftest import ROOT, later
 from mgpu_helpers import charts, devices, memory, pipeline, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
 from mgpu_helpers.lessons import drawings, schedules
@@ -162,9 +162,8 @@ MACHINES = [
     ("NVIDIA H200, 1 GPU, AMD EPYC 9654 96-Core Processor, 16 cores", "split-gpu"),
 ]
 DRAW = {
-    **{f"{kind}, {n}": lambda ax=None, kind=kind, n=n: getattr(charts, kind)(towers(n), ax)
-       for kind in ("placement_map", "timeline", "live_bytes", "blame") for n in (1, 8)},
-    "placement": lambda ax=None: charts.placement_map(placed(towers(8)), ax),
+    **{kind: lambda ax=None, kind=kind: getattr(charts, kind)(towers(8), ax)
+       for kind in ("placement_map", "timeline", "live_bytes", "blame")},
     "layers": lambda ax=None: charts.timeline(towers(8), ax, by="layer"),
     "cards and targets": lambda ax=None: cards(measured(["cores", "memory"]), ax, relative=True),
     "held": lambda ax=None: charts.held(HELD, ax),
@@ -206,9 +205,7 @@ def inside_and_apart(ax):
     return [text for text, _ in seen]
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.thorough if name.endswith(", 1") else []) for name in DRAW
-])  # fmt: skip
+@pytest.mark.parametrize("name", DRAW)
 def test_texts_are_inside_the_figure_and_apart(name):
     assert PLAN.corner in inside_and_apart(DRAW[name]())
     figure, ax = plt.subplots()
@@ -415,9 +412,8 @@ def test_a_long_chain_and_a_loop_can_be_drawn():
 
 
 @pytest.mark.parametrize("made, most, clear", [
-    (towers(8), 24, True), (layered(150, 4), 24, True), (layered(40, 8, True), 24, False),
-    pytest.param(layered(150, 8), 1, False, marks=pytest.mark.thorough),
-    pytest.param(layered(150, 8), 90, False, marks=pytest.mark.thorough),
+    later(towers(8), 24, True), (layered(150, 4), 24, True), later(layered(40, 8, True), 24, False),
+    later(layered(150, 8), 1, False), later(layered(150, 8), 90, False),
 ], ids=["towers", "layers", "layers in towers", "one box", "many boxes"])  # fmt: skip
 def test_a_map_fits_a_page_counts_every_operation_and_keeps_arrows_clear(made, most, clear):
     ax = charts.placement_map(made, most=most)

@@ -44,6 +44,14 @@ def complete(tmp_path_factory) -> str:
     return fake_driver.build(folder, fake_driver.CUDA_LIBRARIES)
 
 
+@pytest.fixture(scope="module")
+def without_libcuda(complete, tmp_path_factory) -> str:
+    """A driver of which a container has only what nvidia-smi needs."""
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "libnvidia-ml.so.1").symlink_to(Path(complete) / "libnvidia-ml.so.1")
+    return str(folder)
+
+
 def command(*arguments: str, python=sys.executable, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [python, "-m", "mgpu_helpers", *arguments],
@@ -120,7 +128,7 @@ print(tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), s
     assert "2 GPUs not used (MGPU_MODE=cores)" in done.stdout
 
 
-def test_gpus_that_do_not_start(beside, driver):
+def test_gpus_that_do_not_start(beside):
     python, env = beside
     done = command("--json", python=python, **env)
     assert (done.returncode, done.stderr) == (1, "")
@@ -131,7 +139,11 @@ def test_gpus_that_do_not_start(beside, driver):
     buses = [gpu["pci_bus_id"] for gpu in got["facts"]["driver"]["gpus"]]
     assert got["facts"]["lesson_order"] == buses
     assert got["facts"]["cuda_order"] == [buses[1], buses[2], buses[0]]
-    hidden = command("--json", MGPU_MODE="cores", LD_LIBRARY_PATH=driver)  # without libraries
+
+
+@pytest.mark.thorough
+def test_tensorflow_sees_no_gpus_where_libraries_are_missing(driver):
+    hidden = command("--json", MGPU_MODE="cores", LD_LIBRARY_PATH=driver)
     found = json.loads(hidden.stdout)["facts"]
     assert found["seen"] == (0 if found["missing"] else 3)
 
@@ -159,7 +171,7 @@ MAIN = "from mgpu_helpers.__main__ import main; "
 
 
 @pytest.mark.parametrize("code, said, imported", [
-    ("import mgpu_helpers", "", ""), (MAIN + "main(['--help'])", "usage: ", ""),
+    (MAIN + "main(['--help'])", "usage: ", ""),
     (MAIN + "main(['help', 'run'])", "usage: .* run SCRIPT", ""),
     ("from mgpu_helpers._doctor import facts; facts.without_tensorflow()", "", "pynvml"),
 ])  # fmt: skip
@@ -213,18 +225,6 @@ def ended(process: subprocess.Popen) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
-def test_run_gives_every_script_a_device_and_the_common_arguments(run_scripts, tmp_path, core):
-    arguments = ("echo.py", "echo.py", "--devices", core, "--logs", "out", "--", "--n", "3", "--")
-    code, out, error = ended(run_scripts(*arguments))
-    assert (code, error) == (0, "")
-    logs = sorted((tmp_path / "out").glob("*.log"))
-    assert [log.read_text() for log in logs] == [f"core {core} --n 3 --\n"] * 2
-    lines, table, where = out.split("\n\n")
-    assert where == "what they printed is in out\n"
-    assert [line.split()[0] for line in lines.splitlines()] == ["start", "done"] * 2
-    assert [row.split()[1:4] for row in table.splitlines()[1:]] == [["core", core, "done"]] * 2
-
-
 def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     # A terminal that can only show ASCII, and a log that is not.
     arguments = ("fails.py", "killed.py", "echo.py", "--devices", core)
@@ -239,6 +239,11 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
 
 
 @pytest.mark.parametrize("line, says", [
+    ("run a.py --n 3", "unrecognized arguments: --n 3; arguments for the scripts stand behind --, "
+     "as in python -m mgpu_helpers run a.py -- --n 3"),
+    ("run a.py --per-device 0", "--per-device 0 is"),
+    ("run a.py --each /dev/null", "'/dev/null' has no jobs"),
+    ("run a.py nowhere.py", "no file 'nowhere.py' here"),
     ("run a.py --each lost.txt", "'lost.txt' cannot be read (No such file or directory): name a"),
     ("run folder", "'folder' is a folder: name a script in it, or a program."),
     ("run \"sh -c 'x\"", "In sh -c 'x a quotation mark is not closed: close it, or write"),
@@ -251,9 +256,7 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     ("folder", "'folder' is a folder: name a script in it, as in"),
     ("trian", "'trian' is no command, and no script that is here: the commands are run, cluster"),
     ("plan --parameters 7B --budget 80", "80 bytes are no memory: 80GB or 80MB?"),
-    ("plan --parameters 7B --batch x", "'x' is no whole number: write it as 2"),
     ("plan --parameters 7B --batch 8", "--batch is for SCRIPT:FUNCTION, and says nothing here"),
-    ("plan a.py:f --link PCIE_3", "--link is for --parameters, and says nothing here: leave it"),
     ("--json plan", "plan takes no --json: call"),
     ("lessons a.py", "a.py/notebooks cannot be written (Not a directory): name another folder."),
     *((line, "Python cannot read 'latin.py': it is not UTF-8: write it as that, or begin it with")
@@ -279,44 +282,35 @@ def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
         monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=refused))
     with pytest.raises(SystemExit, match="2"):
         main(shlex.split(line))
-    said = capsys.readouterr().err
-    assert says in said and not re.search("Errno|invalid|codec|Traceback", said)
+    out, said = capsys.readouterr()
+    assert says in said and not out and not re.search("Errno|invalid|codec|Traceback", said)
+    assert not [*Path("logs").glob("*")] and (" run: error" not in said or "run SCRIPT" in said)
 
 
 def logged(folder: Path) -> dict[str, str]:
-    return {log.name: log.read_text().strip() for log in sorted((folder / "logs").glob("*.log"))}
+    return {log.name: log.read_text().strip() for log in sorted(folder.glob("*.log"))}
 
 
-def test_run_makes_a_job_of_every_combination(run_scripts, tmp_path, core):
-    sweep = ("--grid", "width=32,64", "--grid", "seed=0", 'size="2,3"', "--devices", core)
-    code, out, error = ended(run_scripts("echo.py", *sweep, "--", "--n", "3"))
+def test_run_makes_a_job_of_every_combination_with_a_device_and_the_common_arguments(
+    run_scripts, tmp_path, core
+):
+    sweep = ("--grid", "width=32,64", "--grid", "seed=0", 'size="2,3"', "--devices", core,
+             "--logs", "out")  # fmt: skip
+    code, out, error = ended(run_scripts("echo.py", *sweep, "--", "--n", "3", "--"))
     assert (code, error) == (0, "")
-    assert logged(tmp_path) == {
-        "01_width=32,seed=0,size=2,3.log": f"core {core} --n 3 --width=32 --seed=0 --size=2,3",
-        "02_width=64,seed=0,size=2,3.log": f"core {core} --n 3 --width=64 --seed=0 --size=2,3",
-    }
-    assert out.split()[:2] == ["start", "width=32,seed=0,size=2,3"]
-    code, out, _ = ended(run_scripts("echo.py", *sweep, "--skip-done", "--", "--n", "3"))
+    assert logged(tmp_path / "out") == {
+        f"0{i}_width={width},seed=0,size=2,3.log":
+        f"core {core} --n 3 -- --width={width} --seed=0 --size=2,3"
+        for i, width in ((1, 32), (2, 64))
+    }  # fmt: skip
+    lines, table, where = out.split("\n\n")
+    assert where == "what they printed is in out\n"
+    assert [line.split()[0] for line in lines.splitlines()] == ["start", "done"] * 2
+    assert lines.split()[1] == "width=32,seed=0,size=2,3"
+    assert [row.split()[1:4] for row in table.splitlines()[1:]] == [["core", core, "done"]] * 2
+    code, out, _ = ended(run_scripts("echo.py", *sweep, "--skip-done", "--", "--n", "3", "--"))
     assert code == 0 and out.startswith("skipped    2 of 2 jobs, done before\n")
-    assert out.count("done before  ") == 2 and out.endswith("what they printed is in logs\n")
-
-
-@pytest.mark.parametrize("arguments, says", [
-    (["echo.py", "--n", "3"], "unrecognized arguments: --n 3; arguments for the scripts stand "
-     "behind --, as in python -m mgpu_helpers run echo.py -- --n 3"),
-    (["echo.py", "--per-device", "0"], "--per-device 0 is"),
-    (["echo.py", "--each", "/dev/null"], "'/dev/null' has no jobs"),
-    (["echo.py", "nowhere.py"], "no file 'nowhere.py' here"),
-    (["text"], "'text' is no program"),
-])  # fmt: skip
-def test_run_refuses_what_it_cannot_do_with_a_sentence(run_scripts, tmp_path, arguments, says):
-    (tmp_path / "text").write_text("echo")
-    code, out, error = ended(run_scripts(*arguments))
-    assert (code, out) == (2, "")
-    usage, sentence = error.strip().split("\n")
-    assert usage.startswith("usage: python -m mgpu_helpers run SCRIPT")
-    assert sentence.startswith("python -m mgpu_helpers run: error: ") and says in sentence
-    assert not (tmp_path / "logs").exists() or not list((tmp_path / "logs").iterdir())
+    assert out.count("done before  ") == 2 and out.endswith(where)
 
 
 @pytest.mark.parametrize(("name", "text", "mode", "asked", "called"), [
@@ -332,7 +326,7 @@ def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, as
     (tmp_path / name).chmod(mode)
     code, out, error = ended(run_scripts(asked, "--devices", core, "--", "a b"))
     assert (code, error) == (0, "") and out.split("\n\n")[1].splitlines()[1].startswith(called)
-    (said,) = logged(tmp_path).values()
+    (said,) = logged(tmp_path / "logs").values()
     assert said.startswith("[") and "a b" in said
 
 
@@ -482,6 +476,7 @@ OLD = "CUDA up to 11.4 .* with 12.5.1: install a newer driver"
     ("complete", {"FAKE_CUDA": "12000"}, {}, [NOT_KNOWN.format(0)]),  # it runs what 12.5 built
     ("driver", {"FAKE_INIT": "9"}, {"on_bus": 2, "missing": ()},
      ["^2 NVIDIA GPUs on the PCI bus.*modprobe nvidia"]),
+    ("without_libcuda", {}, {"missing": ()}, ["libcuda.so.1 .*NVIDIA_DRIVER_CAPABILITIES"]),
     ("complete", {"FAKE_CUINIT": "802"}, {}, ["fabricmanager"]),
     ("complete", {"FAKE_CUINIT": "100"}, {}, [r"\(error 100\)"]),
 ])  # fmt: skip
@@ -514,12 +509,6 @@ def test_only_cards_that_draw_or_compute_count_as_gpus_on_the_bus(tmp_path):
     assert gpus_on_bus(tmp_path / "nowhere") == 0
 
 
-def test_driver_without_libcuda(complete, tmp_path):
-    (tmp_path / "libnvidia-ml.so.1").symlink_to(Path(complete) / "libnvidia-ml.so.1")
-    cause = diagnose(replace(facts(str(tmp_path)), seen=0, cuda="12.5.1"))[-1]
-    assert "libcuda.so.1" in cause and "NVIDIA_DRIVER_CAPABILITIES" in cause
-
-
 def test_gpus_in_use_are_said_by_the_rule_of_the_runner(driver, tmp_path):
     (tmp_path / "use").write_text(f"0 300 0\n1 90000 {os.getpid()}\n2 0 {2**31 - 1}\n")
     text = body(facts(driver, FAKE_USE=str(tmp_path / "use")))
@@ -537,7 +526,7 @@ def test_ctrl_c_while_the_machine_is_looked_at_has_no_stack_trace():
     assert ran.returncode == 130 and "Traceback" not in error
 
 
-def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
+def test_lessons_are_copied_once_with_what_they_link_to_and_nothing_is_lost(capsys, tmp_path):
     from mgpu_helpers.lessons.command import main
 
     folder = tmp_path / "my lessons"
@@ -545,6 +534,11 @@ def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
     said, start = capsys.readouterr().out.splitlines()
     notebooks = sorted((folder / "notebooks").glob("*.ipynb"))
     assert f"{len(notebooks)} lessons of mgpu" in said and f"jupyter lab '{folder}'" in start
+    pages = [*notebooks, *folder.rglob("*.md")]
+    assert {file.suffix for file in pages} == {".ipynb", ".md"}
+    for file in pages:
+        for where in re.findall(r"\]\(([\w./]+)[#)]", file.read_text(encoding="utf-8")):
+            assert (file.parent / where).exists(), f"{file.name} links to {where}"
     assert main([str(folder)], "mgpu lessons") == 0  # all there: nothing to do
     notebooks[0].write_text("mine")
     notebooks[1].unlink()
@@ -552,12 +546,3 @@ def test_lessons_are_copied_once_and_nothing_is_lost(capsys, tmp_path):
         main([str(folder)], "mgpu lessons")
     assert f"1 file in {folder} would be overwritten, {notebooks[0]}" in capsys.readouterr().err
     assert notebooks[0].read_text() == "mine" and not notebooks[1].exists()
-
-
-def test_links_of_copied_lessons_lead_to_what_was_copied(tmp_path):
-    from mgpu_helpers.lessons.command import copy
-
-    for file in copy(tmp_path):
-        if file.suffix in (".ipynb", ".md"):
-            for where in re.findall(r"\]\(([\w./]+)[#)]", file.read_text(encoding="utf-8")):
-                assert (file.parent / where).exists(), f"{file.name} links to {where}"

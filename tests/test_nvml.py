@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from conftest import run_python
 
 GIB = 2**30
-ASK = "import dataclasses, json; from mgpu_helpers import nvml; r = nvml.query(); "
-PRINT = "print(json.dumps(dataclasses.asdict(r)))"
+ASK = "import dataclasses, json, os; from mgpu_helpers import nvml; r = nvml.query(); "
+EACH = """
+for env in envs:
+    os.environ.update(env)
+    print(json.dumps(dataclasses.asdict(nvml.query())))
+"""
 
 
-def report(driver: str, **env: str) -> dict:
-    return json.loads(run_python(ASK + PRINT, LD_LIBRARY_PATH=driver, **env).stdout)
+def reports(driver: str, *envs: dict[str, str]) -> list[dict]:
+    """Ask in one process after another change of its environment each time."""
+    said = run_python(f"envs = {envs}\n{ASK}{EACH}", LD_LIBRARY_PATH=driver).stdout
+    return [json.loads(line) for line in said.splitlines()]
 
 
 def test_three_unequal_gpus(driver):
-    got = report(driver)
+    (got,) = reports(driver, {})
     assert (got["driver"], got["cuda"], got["reason"]) == ("570.12.3", "12.8", None)
     small, big, odd = got["gpus"]
     assert small == {
@@ -43,21 +47,19 @@ def test_three_unequal_gpus(driver):
     assert (odd["pci_bus_id"], odd["processes"]) == ("10000:02:00.0", [])
 
 
-def test_a_lost_gpu_keeps_its_number(driver):
-    gpus = report(driver, FAKE_LOST="0")["gpus"]
-    assert [gpu["index"] for gpu in gpus] == [0, 1, 2]
-    assert gpus[0]["name"] == "a GPU that does not say its name"
-    assert (gpus[0]["memory_free"], gpus[0]["processes"]) == (None, None)
-    assert "GPU 0" in gpus[0]["problem"] and "fallen off the bus" in gpus[0]["problem"]
-    assert (gpus[1]["name"], gpus[1]["problem"]) == ("NVIDIA H200", None)
-
-
-def test_a_gpu_that_the_driver_does_not_give_says_why(driver):
-    gpus = report(driver, FAKE_LOST="2", FAKE_LOST_ERROR="999")["gpus"]
-    assert "GPU 2" in gpus[2]["problem"] and '("Unknown Error")' in gpus[2]["problem"]
-    assert gpus[2]["processes"] is None and gpus[1]["problem"] is None
-    others = report(driver, FAKE_LOST="2", FAKE_LOST_ERROR="4")["gpus"][2]  # no permission
-    assert (others["problem"], others["memory_free"]) == (None, None)
+def test_a_gpu_that_the_driver_does_not_give_keeps_its_number_and_says_why(driver):
+    lost, unknown, refused = (each["gpus"] for each in reports(
+        driver, {"FAKE_LOST": "0"}, {"FAKE_LOST": "2", "FAKE_LOST_ERROR": "999"},
+        {"FAKE_LOST_ERROR": "4"},  # no permission
+    ))  # fmt: skip
+    assert [gpu["index"] for gpu in lost] == [0, 1, 2]
+    assert lost[0]["name"] == "a GPU that does not say its name"
+    assert (lost[0]["memory_free"], lost[0]["processes"]) == (None, None)
+    assert "GPU 0" in lost[0]["problem"] and "fallen off the bus" in lost[0]["problem"]
+    assert (lost[1]["name"], lost[1]["problem"]) == ("NVIDIA H200", None)
+    assert "GPU 2" in unknown[2]["problem"] and '("Unknown Error")' in unknown[2]["problem"]
+    assert unknown[2]["processes"] is None and unknown[1]["problem"] is None
+    assert (refused[2]["problem"], refused[2]["memory_free"]) == (None, None)
 
 
 def test_the_driver_is_let_go(driver):
@@ -65,17 +67,12 @@ def test_the_driver_is_let_go(driver):
     assert run_python(code, LD_LIBRARY_PATH=driver).stdout == "0\n"
 
 
-@pytest.mark.parametrize("error, reason", [
-    (9, "sudo modprobe nvidia"), (18, "reboot"), (12345, '("a new kind of error")'),
-])  # fmt: skip
-def test_a_driver_that_does_not_start(driver, error, reason):
-    got = report(driver, FAKE_INIT=str(error))
-    assert (got["gpus"], got["driver"]) == ([], None) and reason in got["reason"]
-
-
-def test_a_driver_without_gpus(driver):
-    got = report(driver, FAKE_GPUS="0")
-    assert got["gpus"] == [] and "570.12.3 is loaded" in got["reason"]
+def test_a_driver_that_does_not_start_or_has_no_gpus_says_so(driver):
+    errors = {"9": "sudo modprobe nvidia", "18": "reboot", "12345": '("a new kind of error")'}
+    none, *failed = reports(driver, {"FAKE_GPUS": "0"}, *({"FAKE_INIT": each} for each in errors))
+    assert none["gpus"] == [] and "570.12.3 is loaded" in none["reason"]
+    for got, reason in zip(failed, errors.values(), strict=True):
+        assert (got["gpus"], got["driver"]) == ([], None) and reason in got["reason"]
 
 
 def test_no_pynvml():
