@@ -13,7 +13,6 @@ from mgpu_helpers._layers import LayerGraph
 from mgpu_helpers.graph import cuts
 from mgpu_helpers.trace import Op, Trace, function_step
 
-
 # FLOP
 
 
