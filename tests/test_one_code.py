@@ -21,6 +21,8 @@ def taught(tf, plan):
     What it needs besides, that lesson builds before it.
     """
 
+    series = lessons.read()
+
     def find(name, *needed):
         built = [
             {
@@ -31,7 +33,7 @@ def taught(tf, plan):
                 for wanted in (*needed, name)
                 if re.search(rf"^def {wanted}\(", cell.source, re.MULTILINE)
             }
-            for lesson in lessons.read()
+            for lesson in series
         ]
         built = [cells for cells in built if name in cells]
         assert built, f"no lesson builds {name}: give its test the function's new name."
