@@ -12,6 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+DATA = Path(__file__).parent / "data"
 TASK = "/job:localhost/replica:0/task:0"
 GPU = f"{TASK}/device:GPU:0"
 # They only say how a tensor is read, or are read by the host: no kernel is launched for them.
@@ -114,6 +115,16 @@ def record(graph: Any, microseconds: int = 10) -> Any:
     return metadata
 
 
+def gpu_step(version: str) -> Any:
+    """Give the RunMetadata of a step on two GPUs, by data/make_gpu_step.cc and a TensorFlow.
+
+    It has kernels on several streams, a loop, and of NCCL what carries no operation.
+    """
+    from tensorflow.compat.v1 import RunMetadata
+
+    return RunMetadata.FromString((DATA / f"gpu_step_{version}.pb").read_bytes())
+
+
 def recorded(name: str) -> Any:
     """Give the RunMetadata of a step that ran on one H100, with TensorFlow 2.21.
 
@@ -122,7 +133,5 @@ def recorded(name: str) -> Any:
     """
     from tensorflow.compat.v1 import RunMetadata
 
-    packed = Path(__file__).parent / "data" / f"h100_{name}.pb.xz"
-    metadata = RunMetadata()
-    metadata.ParseFromString(lzma.decompress(packed.read_bytes()))
-    return metadata
+    packed = DATA / f"h100_{name}.pb.xz"
+    return RunMetadata.FromString(lzma.decompress(packed.read_bytes()))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
+from gpu_graph import gpu_step
 from mgpu_helpers import trace
 from mgpu_helpers.trace import Op, Trace
 from mgpu_helpers.trace.records import Collective, Copy
@@ -27,11 +27,7 @@ def each(request):
     """Give a record of a step on two GPUs, which has kernels and a loop, and OVERLAP."""
     if request.param == "overlap":
         return OVERLAP
-    from tensorflow.compat.v1 import RunMetadata
-
-    metadata = RunMetadata()
-    metadata.ParseFromString((Path(__file__).parent / "data/gpu_step_2.21.pb").read_bytes())
-    step = trace.read(metadata)
+    step = trace.read(gpu_step("2.21"))
     assert step.kernels and step.edges and step.allocations
     return step
 

@@ -56,6 +56,9 @@ def test_a_transpose_called_after_a_gradient_does_not_begin_the_backward_pass(st
     assert found == wanted and {"pool", "second", "last"} <= set(found)
     best = pipeline.best_cut(step, plan.devices, layers, by="bytes")
     assert best.parts[0].crossing == min(wanted.values())
+    laid = fit.use(model, plan, stages=best.starts)  # which takes it
+    assert fit.layout(laid).stages == best.starts
+    fit.alone(model)
 
 
 def test_what_the_optimizer_added_belongs_to_a_layer_and_is_no_gradient(step, model):

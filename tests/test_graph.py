@@ -13,17 +13,10 @@ from mgpu_helpers._layers import LayerGraph
 from mgpu_helpers.graph import cuts
 from mgpu_helpers.trace import Op, Trace, function_step
 
-
-@pytest.fixture(scope="module")
-def models(plan):
-    return {name: built(name)[0] for name in ("lstm", "transformer")}
-
-
 # FLOP
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_an_lstm_and_a_transformer_by_hand(models, training):
+def test_an_lstm_and_a_transformer_by_hand(plan):
     """Four gates, each from the input and the state, in 24 steps; then 3 scores of 16 numbers."""
     first, second = 2 * 24 * 4 * 16 * 8, 2 * 24 * 4 * 16 * 16
     # 40 tokens of width 32, two heads of 16; each head multiplies 40 by 40 scores twice.
@@ -31,10 +24,10 @@ def test_an_lstm_and_a_transformer_by_hand(models, training):
     forward = {"lstm": first + 3 * second + 2 * 16 * 3,
                "transformer": 2 * (projections + heads + inner + 32 * 5)}  # fmt: skip
     # Back: for weights and for what came in, which the first layer of the LSTM is spared.
-    wanted = {"lstm": 3 * forward["lstm"] - first, "transformer": 3 * forward["transformer"]}
-    for name, count in (wanted if training else forward).items():
-        assert graph.flops(models[name], training=training) == count
-        assert graph.flops(models[name], batch=5, training=training) == 5 * count
+    for name, spared in ("lstm", first), ("transformer", 0):
+        model = built(name)[0]
+        assert graph.flops(model) == forward[name]
+        assert graph.flops(model, batch=5, training=True) == 5 * (3 * forward[name] - spared)
 
 
 @pytest.mark.thorough
@@ -64,7 +57,7 @@ def back(tf, x, w):
     (back, ([1, 4, 4, 4, 2], [2, 2, 2, 2, 7]), 2 * 2 * (8 * 7) * 16),
     (lambda tf, x, w: tf.nn.conv2d_transpose(x, w, [2, 16, 16, 5], 2), ([2, 8, 8, 3], [3, 3, 5, 3]),
      2 * (2 * 8 * 8 * 3) * (9 * 5)),
-    (lambda tf, x, w: tf.matmul(x, w, transpose_b=True), ([6, 2, 3], [6, 5, 3]), 2 * 6 * 10 * 3),
+    (lambda tf, x, w: tf.matmul(x, w, transpose_b=True), ([6, 2, 3], [6, 5, 3]), 360),
     (lambda tf, x, w: tf.matmul(x, w, transpose_a=True), ([3, 2], [3, 5]), 60),
     (lambda tf, x, w: tf.einsum("...ij,...kj->...ik", x, w), ([6, 2, 3], [6, 5, 3]), 360),
     (lambda tf, x, w: tf.einsum("bij->bi", x), ([6, 2, 3], [1]), 0),
@@ -164,17 +157,16 @@ def test_what_data_decide_is_not_known_and_says_why(tf):
         (lambda x: tf.cond(x[0, 0] > 0, lambda: x @ x, lambda: (x @ x) @ x), 4000),
         (lambda x: tf.switch_case(chosen(x), [lambda: x, lambda: x @ x]), 2000),
         (lambda x: tf.while_loop(lambda x: x[0, 0] < 9, lambda x: [x + x], [x]), 0),
-        (until, None),
     ):
         assert graph.flops(function, square) == wanted
-    assert "not known" in repr(graph.count(until, square))
     for function, given, *why in (
         (until, square, "while", "2,000"),
         (lambda x: x @ square, tf.TensorSpec([None, 10]), "(None, 10)"),
         (sparse, square, "SparseTensorDenseMatMul"),
     ):
         said = graph.count(function, given)
-        assert said.flops is None and all(word in said.reason for word in why)
+        assert said.flops is None and "not known" in repr(said)
+        assert all(word in said.reason for word in why)
 
 
 @pytest.mark.thorough
@@ -192,25 +184,33 @@ def test_a_loop_runs_the_products_that_were_counted(plan):
 # The training step as a graph
 
 
-def test_the_step_is_the_one_that_keras_takes_and_leaves_the_model_as_it_is(tf):
+def test_the_step_is_the_one_that_keras_takes_and_leaves_the_model_as_it_is(tf, keras):
     """It has the products, the updates and the loss of what `train_on_batch` runs."""
-    model, x, y = built("transformer", 4)
+    layers = keras.layers
+    model = keras.Sequential([
+        keras.Input((6,)), layers.Dense(8, "gelu"), layers.LayerNormalization(),
+        layers.Dropout(0.1), layers.Dense(5, "softmax"),
+    ])  # fmt: skip
+    model.compile("adam", "sparse_categorical_crossentropy")
+    x, y = tf.ones([4, 6]), tf.zeros([4], "int64")
     before, seen = [weight.numpy() for weight in model.weights], len(model.optimizer.variables)
     momentum = graph.training_step(model, 4, "momentum").slots
     assert len(momentum) == 2 + len(model.trainable_variables)
     shapes = [v.shape for v in graph.training_step(model, 4).slots]
     assert not model.optimizer.built and len(model.optimizer.variables) == seen
-    assert all(map(np.array_equal, before, [weight.numpy() for weight in model.weights]))
+    np.testing.assert_equal([weight.numpy() for weight in model.weights], before)
     model.optimizer.build(model.trainable_variables)
     theirs = tf.function(lambda x, y: model.train_step((x, y))).get_concrete_function(x, y)
-    ours = graph.training_step(model, 4, None).concrete
+    step = graph.training_step(model, 4, None)
+    assert all(a is b for a, b in zip(step.slots, model.optimizer.variables, strict=True))
 
     def kinds(concrete, *parts):
         found = [op.type for op in concrete.graph.get_operations()]
         return {kind: found.count(kind) for kind in found if any(part in kind for part in parts)}
 
-    parts = "Einsum", "MatMul", "AssignSub", "CrossEntropy", "Erf", "Random", "Rsqrt"
-    assert kinds(ours, *parts) == kinds(theirs, *parts)
+    parts = "MatMul", "AssignSub", "CrossEntropy", "Erf", "Random", "Rsqrt"
+    found = kinds(step.concrete, *parts)
+    assert found == kinds(theirs, *parts) and len(found) >= len(parts)
     assert shapes == [v.shape for v in model.optimizer.variables]
 
 
@@ -225,8 +225,8 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(keras):
         return keras.losses.SparseCategoricalCrossentropy()(y, outputs)
 
     given = keras.Input((3,), name="a")
-    hot = keras.Model({"a": given}, keras.layers.Dense(4, "softmax")(given))
-    sparse = keras.Model([given], [keras.layers.Dense(4, "softmax")(given)])
+    scores = keras.layers.Dense(4, "softmax")(given)
+    hot, sparse = keras.Model({"a": given}, scores), keras.Model([given], [scores])
     several = [keras.metrics.F1Score(), keras.metrics.AUC(multi_label=True), "accuracy"]
     hot.compile(keras.optimizers.Adam(Rate()), "categorical_crossentropy", metrics=several)
     sparse.compile("sgd", loss)
@@ -238,7 +238,6 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(keras):
         assert not model.optimizer.built
         assert np.isfinite(model.train_on_batch(x, y, return_dict=True)["loss"])
         assert [v.shape for v in step.slots] == [v.shape for v in model.optimizer.variables]
-        assert graph.training_step(model, 6).slots[0] is model.optimizer.variables[0]
     assert len(step.states) == 2  # the mean of the loss
 
 

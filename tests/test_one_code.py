@@ -15,12 +15,13 @@ from mgpu_helpers.lessons import averaging, schedules
 
 
 @pytest.fixture(scope="module")
-def taught(plan):
+def taught(tf, plan):
     """Give a function by its name: the last of this name that a lesson builds.
 
     What it needs besides, that lesson builds before it.
     """
-    import tensorflow as tf
+
+    series = lessons.read()
 
     def find(name, *needed):
         built = [
@@ -32,7 +33,7 @@ def taught(plan):
                 for wanted in (*needed, name)
                 if re.search(rf"^def {wanted}\(", cell.source, re.MULTILINE)
             }
-            for lesson in lessons.read()
+            for lesson in series
         ]
         built = [cells for cells in built if name in cells]
         assert built, f"no lesson builds {name}: give its test the function's new name."
@@ -51,9 +52,7 @@ def draw(*shape):
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
-def test_make_parallel(plan, taught):
-    import tensorflow as tf
-
+def test_make_parallel(tf, plan, taught):
     v1, found = tf.compat.v1, []
 
     def model(x, y):
@@ -85,18 +84,14 @@ def test_make_parallel(plan, taught):
         np.testing.assert_array_equal(one, other)
 
 
-def test_average(plan, taught):
-    import tensorflow as tf
-
+def test_average(tf, taught):
     each = [[tf.constant(draw(3, 4)), tf.constant(10.0 * i)] for i in range(3)]
     for column, other in zip(zip(*each, strict=True), towers.average(each), strict=True):
         np.testing.assert_allclose(taught("mean")(column), other, rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [8, 11])
-def test_ring(plan, size):
-    import tensorflow as tf
-
+def test_ring(tf, plan, size):
     vectors = [tf.constant(vector) for vector in draw(2, size)]
     (wanted,) = towers.average([[vector] for vector in vectors])
     for one, device in zip(averaging.ring(vectors), plan.devices, strict=True):

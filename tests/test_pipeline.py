@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import keras_models
-from mgpu_helpers import fit, pipeline, trace
+from mgpu_helpers import pipeline, trace
 from mgpu_helpers.lessons import networks, schedules
 from mgpu_helpers.pipeline.cutting import Cut, StageCost
 from mgpu_helpers.pipeline.tasks import Span
@@ -323,26 +322,6 @@ def test_places_are_where_one_tensor_crosses(keras):
     inner = keras.Sequential([keras.Input((4,)), dense(4), dense(4)], name="inner")
     nested = keras.Model(one, dense(3, name="last")(keras.ops.relu(inner(first) * 2.0)))
     assert list(pipeline.places(nested)) == [each.name for each in nested.operations[1:]]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["residual", "lstm"])
-def test_the_best_cut_of_a_keras_model_is_one_that_fit_takes(tf, plan, name):
-    """What crosses is what the layer behind the cut takes, by the shapes that Keras knows."""
-    model, x, y = keras_models.built(name)
-    with tf.device(plan.devices[0]):
-        _, step = trace.function_step(lambda x, y: model.train_step((x, y)), x, y)
-    layers = pipeline.places(model)
-    wanted = {
-        name: 2 * 4 * len(x) * np.prod(model.get_layer(name).input.shape[1:])
-        for name in list(layers)[1:]
-    }
-    found = {cut.starts[0]: cut.parts[0].crossing for cut in pipeline.cuts(step, layers, 2)}
-    assert found == wanted
-    best = pipeline.best_cut(step, plan.devices, layers, by="bytes")
-    assert best.parts[0].crossing == min(wanted.values())
-    laid = fit.use(model, plan, stages=best.starts)
-    assert fit.layout(laid).stages == best.starts
 
 
 @pytest.mark.parametrize("model", ["net", "conv"])

@@ -7,13 +7,11 @@ import contextlib
 import inspect
 import pkgutil
 import re
-import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conftest import run_python
 from mgpu_helpers import _private, fit
 
 HOUSE = Path(_private.__file__).parent
@@ -48,9 +46,9 @@ def test_a_private_name_is_found_however_it_is_written(code: str):
     assert len(private_names(code)) == 1
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(HOUSE)))
-def test_private_names_stand_in_one_file(file: Path):
-    assert file == Path(_private.__file__) or not private_names(file.read_text())
+def test_private_names_stand_in_one_file():
+    named = {str(file.relative_to(HOUSE)): private_names(file.read_text()) for file in FILES}
+    assert [file for file, names in named.items() if names] == ["_private.py"]
 
 
 def test_each_private_name_has_a_canary():
@@ -61,34 +59,10 @@ def test_each_private_name_has_a_canary():
     assert used and used <= tried
 
 
-def test_started_and_uses_onednn():
-    """Try context._initialized, _pywrap_util_port.IsMklEnabled, _Mkl."""
-    code = """
-        import numpy as np, tensorflow.compat.v1 as tf
-        from mgpu_helpers import _private
-        before = _private.started()
-        with tf.Graph().as_default(), tf.Session() as session:
-            x = tf.placeholder(tf.float32, [64, 64])
-            record = tf.RunMetadata()
-            options = tf.RunOptions(output_partition_graphs=True)
-            session.run(x @ x, {x: np.ones((64, 64))}, options, record)
-        kinds = [node.op for graph in record.partition_graphs for node in graph.node]
-        swapped = any(kind.startswith(_private.ONEDNN) for kind in kinds)
-        tf.config.list_logical_devices()
-        print(before, _private.started(), _private.uses_onednn() == swapped, *kinds)
-    """
-    said = run_python(textwrap.dedent(code), TF_ENABLE_ONEDNN_OPTS="1").stdout
-    assert said.split()[:3] == ["False", "True", "True"]
-
-
-def test_configured(tf):
-    """Try context.config."""
+def test_configured_and_device_around(tf):
+    """Try context.config, context.device_name."""
     assert isinstance(_private.configured(), tf.compat.v1.ConfigProto)
     assert _private.configured().inter_op_parallelism_threads == 2  # the plan's
-
-
-def test_device_around(tf):
-    """Try context.device_name."""
     assert _private.device_around() is None
     with tf.device("/CPU:1"):
         assert _private.device_around().endswith("/device:CPU:1")
@@ -123,19 +97,15 @@ def test_move(tf, keras):
     assert before.numpy().size == 0
 
 
-def test_logits_of(tf, keras):
-    """Try _keras_logits."""
+def test_logits(tf, keras):
+    """Try _keras_logits, of activations and of losses.
+
+    With logits of 1000 a loss of the probabilities alone would be that of what is clipped.
+    """
     x = tf.constant([[1.0, 2.0]])
     for name in ("softmax", "sigmoid"):
         made = keras.activations.get(name)(x)
         assert _private.logits_of(made) is x and _private.logits_of(tf.identity(made)) is None
-
-
-def test_set_logits(tf, keras):
-    """Try _keras_logits, of losses.
-
-    With logits of 1000 a loss of the probabilities alone would be that of what is clipped.
-    """
     made, logits = tf.constant([[1.0, 0.0]]), tf.constant([[1000.0, 0.0]])
     _private.set_logits(made, logits)
     assert keras.losses.sparse_categorical_crossentropy(tf.constant([1]), made).numpy() == 1000
@@ -168,20 +138,14 @@ def test_mend(plan):
         assert list(inspect.signature(has).parameters) == names.split(), which
 
 
-def test_without_strategy(keras, plan):
-    """Try _distribute_strategy."""
+def test_of_strategy_and_held(tf, keras, plan):
+    """Try _distribution_strategy, _distribute_strategy, _value."""
     with fit.strategy(plan).scope():
+        optimizer, variable = keras.optimizers.SGD(), keras.Variable([1.0])
         model = keras.Sequential([keras.layers.Dense(1)])
-    assert model.distribute_strategy.num_replicas_in_sync == 2
     with _private.without_strategy(model):
         assert model.distribute_strategy.num_replicas_in_sync == 1
     assert model.distribute_strategy.num_replicas_in_sync == 2
-
-
-def test_of_strategy_and_held(tf, keras, plan):
-    """Try _distribution_strategy, _value."""
-    with fit.strategy(plan).scope():
-        optimizer, variable = keras.optimizers.SGD(), keras.Variable([1.0])
     first, second = variable.value.values
     optimizer.build([variable])
     with _private.held(variable, _private.VALUE, first):
@@ -256,26 +220,19 @@ def test_a_pass_begins_after_the_steps_that_were_done():
 
 
 def test_save_backup(keras, tmp_path):
-    """Try _weights_path, _training_metadata_path."""
+    """Try _weights_path, _training_metadata_path: where a backup fails, the one before stays."""
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
     backup.set_model(model)
     before = [weight.copy() for weight in model.get_weights()]
-    _private.save_backup(backup, 3, (tmp_path / "beside").touch)
-    model.set_weights([0 * weight for weight in before])
-    backup.on_train_begin()
-    assert _private.first_pass(model) == 3 and (tmp_path / "beside").exists()
-    assert all((a == b).all() for a, b in zip(model.get_weights(), before, strict=True))
-
-    def fails():
-        raise OSError
-
-    model.set_weights([0 * weight for weight in before])
-    with pytest.raises(OSError):
-        _private.save_backup(backup, 4, fails)
-    backup.on_train_begin()  # the one before
-    assert _private.first_pass(model) == 3 and (model.get_weights()[0] == before[0]).all()
+    for passes, beside in (3, (tmp_path / "beside").touch), (4, (tmp_path / "none" / "x").touch):
+        with contextlib.nullcontext() if passes == 3 else pytest.raises(FileNotFoundError):
+            _private.save_backup(backup, passes, beside)
+        model.set_weights([0 * weight for weight in before])
+        backup.on_train_begin()
+        assert _private.first_pass(model) == 3 and (tmp_path / "beside").exists()
+        assert all((a == b).all() for a, b in zip(model.get_weights(), before, strict=True))
 
 
 def test_numbered(tf):
@@ -286,8 +243,11 @@ def test_numbered(tf):
     assert made._collective_keys.get_group_key(["/cpu:1"]) > 700_000 > number
 
 
-def test_pretended(tf):
-    """Try _set_context, _physical_devices, _visible_device_list, _memory_growth_map."""
+def test_pretended_and_started(tf):
+    """Try _initialized, _set_context, _physical_devices, _visible_device_list.
+
+    And _memory_growth_map.
+    """
     before = tf.config.list_logical_devices()
     gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
     with _private.pretended(gpus):
@@ -320,20 +280,10 @@ def test_function_graph(tf):
 
 def test_keep_apart(tf):
     """Try op._set_attr, _grappler_do_not_remove: an operation has it after it is set."""
-
-    @tf.function
-    def added(*xs):
-        total = xs[0]
-        for x in xs[1:]:
-            total = tf.add_n([total, x])
-            _private.keep_apart(total.op)
-        return total
-
     with tf.Graph().as_default():
         total = tf.add_n([tf.constant([1.0]), tf.constant([2.0])])
         _private.keep_apart(total.op)
-        assert total.op.get_attr("_grappler_do_not_remove")
-    assert added(*(tf.ones([3]) for _ in range(4))).numpy().tolist() == [4.0] * 3
+    assert total.op.get_attr("_grappler_do_not_remove")
 
 
 def test_wait_for_and_place(tf):
@@ -382,14 +332,13 @@ def test_types_of_operations(plan):
     assert not [kind for kind in kinds if op_def_registry.get(kind) is None]
 
 
-def test_must_compile(tf):
-    """Try _XlaMustCompile."""
-    concrete = tf.function(lambda x: x + 1, jit_compile=True).get_concrete_function(tf.zeros([2]))
-    assert concrete.function_def.attr[_private.MUST_COMPILE].b
-
-
 def test_compiles(tf):
-    """Try kernels, and _class: what XLA has kernels for, by the type of what is computed."""
+    """Try _XlaMustCompile, kernels, and _class.
+
+    XLA has kernels for an operation by the type of what it computes.
+    """
+    added = tf.function(lambda x: x + 1, jit_compile=True).get_concrete_function(tf.zeros([2]))
+    assert added.function_def.attr[_private.MUST_COMPILE].b
 
     @tf.function
     def step(x, text):
@@ -421,8 +370,8 @@ def test_functions_by(keras):
     assert len(made) == 4 and sum("jit_compile" in asked for asked in made) == 2
 
 
-def test_names_in_a_graph(tf):
-    """Try _arg_, _cloop."""
+def test_names_in_a_graph_and_uses_onednn(tf):
+    """Try _arg_, _cloop, _Mkl, _pywrap_util_port.IsMklEnabled."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         given = tf.compat.v1.placeholder(tf.float32, [64, 64], name="given")
         with tf.device("/CPU:1"):
@@ -436,9 +385,11 @@ def test_names_in_a_graph(tf):
         record = tf.compat.v1.RunMetadata()
         options = tf.compat.v1.RunOptions(output_partition_graphs=True)
         session.run(looped, {given: np.ones((64, 64))}, options, record)
-    names = [node.name for graph in record.partition_graphs for node in graph.node]
+    nodes = [node for graph in record.partition_graphs for node in graph.node]
     for begins in (_private.FED + "given_", _private.LOOP):
-        assert any(name.startswith(begins) for name in names), begins
+        assert any(node.name.startswith(begins) for node in nodes), begins
+    swapped = any(node.op.startswith(_private.ONEDNN) for node in nodes)
+    assert swapped == _private.uses_onednn()
 
 
 def block_of(keras):
@@ -455,15 +406,12 @@ def block_of(keras):
     return Block()
 
 
-def test_layers_of(keras):
+def test_layers_of_and_inside(keras):
     """Try _flatten_layers."""
-    model = keras.Sequential([keras.Input((2,)), block_of(keras)], name="model")
+    block = block_of(keras)
+    model = keras.Sequential([keras.Input((2,)), block], name="model")
     assert {"model", "block", "inner"} <= {layer.name for layer in _private.layers_of(model)}
-
-
-def test_inside(keras):
-    """Try _flatten_layers."""
-    assert [layer.name for layer in _private.inside(block_of(keras))] == ["inner"]
+    assert [layer.name for layer in _private.inside(block)] == ["inner"]
 
 
 def test_of_attention(keras):
@@ -572,53 +520,44 @@ def test_masks(tf, keras):
 
 
 def test_moments(tf, keras):
-    """Try _moments, to compute them."""
-    layer, x = keras.layers.BatchNormalization(), tf.constant([[1.0], [2.0], [6.0]])
-    layer.build(x.shape)
-    np.testing.assert_allclose(_private.moments(layer, x, None), [[3.0], [14 / 3]], rtol=1e-6)
-    mean, _ = _private.moments(layer, x, tf.constant([True, True, False]))
-    np.testing.assert_allclose(mean, [1.5], rtol=1e-6)
-
-
-def test_with_moments(tf, keras):
-    """Try _moments, to replace them."""
+    """Try _moments, to compute them, and to replace them."""
     layer, x = keras.layers.BatchNormalization(epsilon=0), tf.constant([[1.0], [5.0]])
     own = layer(x, training=True).numpy().tolist()
+    np.testing.assert_allclose(_private.moments(layer, x, None), [[3.0], [4.0]], rtol=1e-6)
+    mean, _ = _private.moments(layer, x, tf.constant([True, False]))
+    np.testing.assert_allclose(mean, [1.0], rtol=1e-6)
     with _private.with_moments(layer, tf.constant([3.0]), tf.constant([1.0])):
         assert layer(x, training=True).numpy().tolist() == [[-2.0], [2.0]]
     assert layer(x, training=True).numpy().tolist() == own == [[-1.0], [1.0]]
 
 
-def test_twins(tf, keras):
+def test_twins(keras):
     """Try _compile_config, _compile_loss, _compile_metrics.
 
     A twin is compiled anew and trains the same weights; the model keeps what it was given.
     """
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="only")])
-
-    def loss(labels, outputs):
-        return tf.reduce_mean(tf.abs(labels - outputs))
-
-    model.compile("sgd", loss, metrics=["mae"])
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    loss, optimizer = keras.ops.subtract, keras.optimizers.SGD()
+    model.compile(optimizer, loss, metrics=["mae"])
     given = _private.compiled_with(model)
     assert given["loss"] is loss and given["metrics"] == ["mae"]
-    twin, optimizer = _private.twin_of(model), model.optimizer
+    twin, before = _private.twin_of(model), model.get_weights()
     keras.Model.compile(twin, "adam", "mse", metrics=[])
-    x, y = np.ones([4, 2], "f"), np.zeros([4, 1], "f")
-    before = model.get_weights()
-    twin.train_on_batch(x, y)
+    twin.train_on_batch(np.ones([4, 2], "f"), np.zeros([4, 1], "f"))
     assert not np.array_equal(model.get_weights()[0], before[0])
     assert model.loss is loss and model.optimizer is optimizer
-    model.train_on_batch(x, y)
     assert [metric.name for metric in model.metrics] == ["loss", "compile_metrics"]
 
 
-def test_rate_and_settings(keras):
-    """Try _learning_rate."""
-    optimizer = keras.optimizers.SGD(lambda: 0.5, momentum=0.25)
-    rate, settings = _private.rate_and_settings(optimizer)
-    assert rate() == 0.5 and settings["momentum"] == 0.25
-    assert float(optimizer.learning_rate) == 0.5
+def test_rate_and_settings_and_slots(keras):
+    """Try _learning_rate, _trainable_variables."""
+    weights = [keras.Variable(np.ones(2, "f")), keras.Variable(1.0)]
+    sgd = keras.optimizers.SGD(lambda: 0.5, momentum=0.25)
+    sgd.build(weights)
+    rate, settings = _private.rate_and_settings(sgd)
+    assert rate() == 0.5 == float(sgd.learning_rate) and settings["momentum"] == 0.25
+    kept = _private.slots_of(sgd)
+    assert [[slot.shape for slot in kept[id(weight)]] for weight in weights] == [[(2,)], []]
 
 
 def test_exclude_too(keras):
@@ -660,16 +599,6 @@ def test_without_all_reduce(tf, keras):
             ops = step.get_concrete_function().graph.get_operations()
         found.append(sum(op.type == "IdentityN" for op in ops))
     assert found == [1, 0]
-
-
-def test_slots_of(keras):
-    """Try _trainable_variables."""
-    weights = [keras.Variable(np.ones(2, "f")), keras.Variable(1.0)]
-    sgd = keras.optimizers.SGD(0.5, momentum=0.5)
-    sgd.build(weights)
-    kept = _private.slots_of(sgd)
-    assert [len(kept[id(weight)]) for weight in weights] == [1, 0]
-    assert [slot.shape for slot in kept[id(weights[0])]] == [(2,)]
 
 
 def test_keras_hands_on_what_says_all_in_a_sentence(keras):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mgpu_helpers.fit import Layout
@@ -183,9 +183,10 @@ def test_a_layout_that_is_not_counted_is_named(layout):
 
 # Fits
 
-ten = st.floats(0.1, 10)
+ten, few = st.floats(0.1, 10), settings(max_examples=40)
 
 
+@few
 @given(ten, ten, ten, ten, ten, st.booleans())
 def test_rows_without_noise_give_the_cost_back(c, f, u, m, i, in_a_ring):
     settings, terms = VARIED, TERMS[:5]
@@ -215,6 +216,7 @@ def test_a_solution_cannot_be_improved(columns, more, seed, repeated):
     assert slope.max() < 1e-9 and slope[found > 0] == pytest.approx(0, abs=1e-9)
 
 
+@few
 @given(st.integers(0, 2**32 - 1))
 def test_a_term_is_told_when_an_f_test_says_so(seed):
     found = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, Cost(1e-4, 2e-3, 2e-3, 2e-11), 0.06, seed))

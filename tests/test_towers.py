@@ -126,10 +126,8 @@ def test_run_in_a_graph_shares_variables_and_places(tf, plan):
         with v1.variable_scope(v1.get_variable_scope(), reuse=True):
             towers.run(tower, plan.devices, [x[:2], x[2:]], [10.0, 20.0])
         assert len(v1.global_variables()) == 1
-        opened = v1.Session(config=plan.session_config(soft_placement=True))
-        opened.run(v1.global_variables_initializer())
-        values, step = trace.session_step(opened, results)
-        opened.close()
+        with session(tf, plan) as opened:
+            values, step = trace.session_step(opened, results)
     np.testing.assert_array_equal(values[1], x[2:].sum(1, keepdims=True) + 20)
     where = {op.name: op.device for op in step.ops if op.type == "MatMul"}
     assert where == {f"net/train/tower_{i}/product": d for i, d in enumerate(plan.devices)}
@@ -149,8 +147,8 @@ def test_run_today(tf, plan):
     wanted = [x[:2].sum(1, keepdims=True), x[2:].sum(1, keepdims=True) + 1]
     eager = step(x)
     assert [short(value.device) for value in eager] == list(plan.devices)
-    compiled, traced = trace.function_step(tf.function(step), x)
-    for got in (eager, tf.function(step)(x), compiled):
+    in_a_function, traced = trace.function_step(tf.function(step), x)
+    for got in (eager, in_a_function):
         np.testing.assert_allclose(got, wanted)
     where = {op.name: op.device for op in traced.ops if op.type == "MatMul"}
     assert where == {f"tower_{i}/MatMul": d for i, d in enumerate(plan.devices)}
@@ -177,13 +175,16 @@ def test_make_parallel_changes_nothing(tf, plan, size, n, uneven):
     (lambda x: (x, 3.0), "a single value for a shard of 2 examples"), (lambda x: None, "single"),
     (lambda x: np.zeros(1), "1 row for"),
 ])  # fmt: skip
-def test_make_parallel_needs_batches(tf, plan, function, said):
+def test_make_parallel_needs_batches(plan, function, said):
     parallel = towers.make_parallel(function, plan.devices)
     with pytest.raises(ValueError, match=said):
         parallel(np.zeros((4, 3)))
+
+
+def test_make_parallel_needs_batches_of_an_unknown_size_too(tf, plan):
+    parallel = tf.function(towers.make_parallel(tf.reduce_mean, plan.devices))
     with pytest.raises(ValueError, match="a single value for a shard of some examples"):
-        shape = tf.TensorSpec([None, 3])
-        tf.function(towers.make_parallel(tf.reduce_mean, plan.devices)).get_concrete_function(shape)
+        parallel.get_concrete_function(tf.TensorSpec([None, 3]))
 
 
 # Averaging
@@ -208,8 +209,7 @@ def test_average_is_numpys(tf, seed, n, shaped, kind, how, data):
         [None if (i, k) in missing else tf.constant(g) for k, g in enumerate(tower)]
         for i, tower in enumerate(drawn)
     ]
-    got = towers.average(given_, weights=weights)
-    for k, value in enumerate(got):
+    for k, value in enumerate(towers.average(given_, weights=weights)):
         if all((i, k) in missing for i in range(n)):
             assert value is None
             continue
@@ -278,8 +278,7 @@ def test_average_is_where_it_is_told(tf, plan):
 
 
 def test_each_tower_sends_its_gradients_to_the_host_once(tf, plan):
-    network = networks.tensorlight(0.125)
-    rng = np.random.default_rng(0)
+    network, rng = networks.tensorlight(0.125), np.random.default_rng(0)
     x, y = rng.random((6, 28, 28, 1), np.float32), rng.integers(0, 10, 6)
     weights = networks.variables(network)
     with tf.GradientTape() as tape:

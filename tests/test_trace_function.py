@@ -65,8 +65,8 @@ def trained(tf, keras, plan):
 
     with tf.device(plan.devices[0]):
         model = keras.Sequential([
-            keras.Input([6], dtype="int32"), layers.Embedding(50, 8), layers.Dense(8, "relu"),
-            layers.BatchNormalization(), layers.Dropout(0.1), layers.Flatten(), layers.Dense(3),
+            keras.Input([6], dtype="int32"), layers.Embedding(50, 8), layers.Flatten(),
+            layers.Dense(8), layers.BatchNormalization(), layers.Dropout(0.1), layers.Dense(3),
         ])  # fmt: skip
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         random = np.random.default_rng(0)
@@ -80,11 +80,8 @@ def test_a_traced_training_step_is_the_step_and_leaves_the_model(tf, plan, train
     before = [v.numpy() for v in model.variables]
     with tf.device(plan.devices[0]):
         got, step = function_step(model.train_on_batch, x, y=y)
-    for kept, variable in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(kept, variable.numpy())
-    with tf.device(plan.devices[0]):
-        wanted = model.train_on_batch(x, y)
-    assert got == pytest.approx(wanted, rel=1e-6)
+        np.testing.assert_equal([v.numpy() for v in model.variables], before)
+        assert got == pytest.approx(model.train_on_batch(x, y), rel=1e-6)
     weights = sum(v.numpy().nbytes for v in model.trainable_variables)
     assert weights < step.peak(plan.devices[0]) < 100 * weights
     assert step.peak(plan.host) < 1e4 and step.collectives == ()
@@ -164,16 +161,15 @@ def test_what_makes_variables_may_do_so_once(tf, keras):
 
 
 def test_a_table_is_copied_with_what_it_keeps(tf):
-    static = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
     table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 5.0)
     table.insert(["a", "b"], [1.5, 2.5])
 
     def looked_up(words):
         table.insert(["a"], [3.5])
-        return table.lookup(words), static.lookup(tf.constant([1, 7])), table.size()
+        return table.lookup(words), table.size()
 
-    (words, numbers, size), step = function_step(looked_up, tf.constant(["a", "b", "c"]))
-    assert [*words] == [3.5, 2.5, 5] and [*numbers] == [2, 0] and size == 2
+    (words, size), step = function_step(looked_up, tf.constant(["a", "b", "c"]))
+    assert [*words] == [3.5, 2.5, 5] and size == 2
     assert float(table.lookup(tf.constant("a"))) == 1.5  # yours is as it was
     assert {"LookupTableFindV2", "LookupTableInsertV2"} <= {op.type for op in step.ops}
 
@@ -186,7 +182,6 @@ def test_what_cannot_be_traced_is_refused_and_the_remedy_named(tf, keras):
     for said, function, *args in (
         ("cannot be copied", lambda it: next(it), iterator),
         ("fit_step", model.fit, x, y), ("fit_step", model.predict, x),
-        ("makes variables", lambda x: tf.Variable(x) + 1, tf.ones([])),
         ("makes variables", lambda x: tf.Variable(1.0) + x, tf.ones([])),
         ("0 examples", lambda a, b: a, x[:0], none),
     ):  # fmt: skip
