@@ -417,13 +417,6 @@ def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
     return mean, variance
 
 
-def has_onednn() -> bool:
-    """Say whether TensorFlow computes with oneDNN, by the processor and TF_ENABLE_ONEDNN_OPTS."""
-    from tensorflow.python.util import _pywrap_util_port
-
-    return bool(_pywrap_util_port.IsMklEnabled())
-
-
 def moments_of_sums(
     layer: Any, inputs: Any, mask: Any, add: Callable[[Any], Any]
 ) -> tuple[Any, Any]:

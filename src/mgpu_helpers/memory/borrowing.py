@@ -24,7 +24,7 @@ def borrowed(nodes: Iterable[Any], times: float = 1.0) -> int:
     or TensorFlow computes with oneDNN, which borrows little.
     """
     plan = current()
-    if plan is not None and plan.on_gpus or _private.has_onednn():
+    if plan is not None and plan.on_gpus or _private.uses_onednn():
         return 0
     return round(sum(sorted(_of(node, times) for node in nodes)[-2:]))
 
