@@ -14,7 +14,7 @@ from mgpu_helpers import fit
 
 hub = pytest.importorskip("keras_hub", reason="KerasHub is not installed: pip install keras-hub")
 
-# As docs/fit.md has them.
+# As docs/parts_of_layers.md has them.
 FEED_FORWARD = {"feedforward_(gate|intermediate)_dense": "columns",
                 "feedforward_output_dense": "rows"}  # fmt: skip
 WHERE = {

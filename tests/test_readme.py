@@ -11,8 +11,8 @@ import pytest
 import draw_readme
 import mgpu_helpers
 from conftest import ROOT
-from mgpu_helpers import memory
-from mgpu_helpers.__main__ import COMMANDS
+from mgpu_helpers import fit, memory
+from mgpu_helpers.__main__ import COMMANDS, DESCRIPTION
 from test_house import ROOMS
 
 PACKAGE = (ROOT / "docs" / "package.md").read_text(encoding="utf-8")
@@ -22,6 +22,17 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 def test_links_lead_to_what_is_there():
     links = re.findall(r"\]\((?!https?:)([^)#]+)", README)
     assert links and not [where for where in links if not (ROOT / where).exists()]
+
+
+def test_what_to_take_when_is_said_alike_everywhere():
+    def said(text):
+        plain = " ".join(text.replace("`", "").replace("\n- ", "\n").split())
+        return re.findall(r"Take (?:fit|mgpu)\S* (?:train\.py )?when .+?\w\.(?!\w)", plain)
+
+    start = README.partition("**Put `fit`")[2].partition("**It does not fit?**")[0]
+    page = (ROOT / "docs" / "fit.md").read_text(encoding="utf-8")
+    assert said(start) == said(page) == said(fit.__doc__) == said(DESCRIPTION)
+    assert len(said(page)) == 3
 
 
 def test_two_lines_put_fit_on_two_devices(plan, monkeypatch):

@@ -260,7 +260,7 @@ for name, (some, wanted, synchronized) in cases.items():
 # | an optimizer made outside | it counts each step once per replica | compile in the scope |
 #
 # `fit.strategy` repairs all of these except the last, which it refuses. It also repairs clipping by
-# a norm, masks and dropout ([the table](../docs/fit.md#what-is-mended)).
+# a norm, masks and dropout ([the table](../docs/fit_tests.md#what-is-mended)).
 #
 # ## On GPUs
 #

@@ -235,7 +235,7 @@ print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 # %% [markdown]
 # On two machines with two GPUs each, every machine is a row. Call `fit.strategy()` before the first
 # tensor, keep the line, and start the script with `mgpu cluster` ([[17]]). Each machine then has
-# [all weights and updates them itself](../docs/fit.md#a-layout-within-each-machine), so gradients
+# [all weights and updates them itself](../docs/layouts.md#within-each-machine), so gradients
 # cross between the machines, and no weights.
 #
 # ## Break it

@@ -30,6 +30,13 @@ With the name of a Python script, run that, with what its fit trains on all devi
 has to change. With --check first it compares a step of each model on all devices with one device
 before it trains.
 
+Take fit.strategy when your script makes the model and one device can hold it: each device then
+has a copy of the weights.
+Take fit.use when the model is there already, or when one device cannot hold it: its options cut
+the model, or let a device hold less.
+Take mgpu train.py when no line of the script is to change: it runs the script as if all of it
+stood in the scope of fit.strategy.
+
   mgpu train.py --epochs 3
   mgpu train.py --check --epochs 3
 """

@@ -14,7 +14,7 @@ WAYS = ("columns", "rows", "heads")
 AUTO = "auto"  # layers are found in the graph
 STATES = ("home", "owners", "host")
 SCHEDULES = ("1F1B", "all forward first")
-# What does not go together, as docs/fit.md shows it: two options, and why.
+# What does not go together, as docs/layouts.md shows it: two options, and why.
 APART = (
     ("stages", "layers", "a row of devices has either stages or parts of layers"),
     ("layers", "state", "each device has its parts of the weights already"),
