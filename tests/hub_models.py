@@ -32,23 +32,25 @@ def compiled(model: Any, rate: float = 0.01) -> Any:
     return model
 
 
+def written(layers: int, width: int, **others: Any) -> dict[str, Any]:
+    """Give the sizes of a text model, as most of KerasHub's take them."""
+    sizes = {"vocabulary_size": WORDS, "num_layers": layers, "hidden_dim": width}
+    return sizes | {"num_heads": 2, "intermediate_dim": 4 * width, "dropout": 0.0} | others
+
+
 def gpt2(layers: int = 2, width: int = 8, **options: Any) -> Any:
     from keras_hub import models
 
-    backbone = models.GPT2Backbone(
-        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width,
-        intermediate_dim=4 * width, max_sequence_length=64, dropout=0.0, **options,
-    )  # fmt: skip
+    sizes = written(layers, width, max_sequence_length=64, **options)
+    backbone = models.GPT2Backbone(**sizes)
     return compiled(models.GPT2CausalLM(backbone=backbone)), TEXT
 
 
 def bert(layers: int = 2, width: int = 8, **options: Any) -> Any:
     from keras_hub import models
 
-    backbone = models.BertBackbone(
-        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width,
-        intermediate_dim=4 * width, max_sequence_length=64, dropout=0.0, **options,
-    )  # fmt: skip
+    sizes = written(layers, width, max_sequence_length=64, **options)
+    backbone = models.BertBackbone(**sizes)
     x = TEXT["x"] | {"segment_ids": np.zeros_like(KEPT)}
     model = models.BertTextClassifier(backbone=backbone, num_classes=CLASSES, dropout=0.0)
     return compiled(model), {"x": x, "y": KINDS}
@@ -95,10 +97,7 @@ def bart(layers: int = 2, width: int = 8) -> Any:
     """Read by an encoder, and write by a decoder, from one table of words."""
     from keras_hub import models
 
-    backbone = models.BartBackbone(
-        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width,
-        intermediate_dim=4 * width, max_sequence_length=64, dropout=0.0,
-    )  # fmt: skip
+    backbone = models.BartBackbone(**written(layers, width, max_sequence_length=64))
     x = {f"{side}_{name}": x for side in ("encoder", "decoder") for name, x in TEXT["x"].items()}
     return compiled(models.BartSeq2SeqLM(backbone=backbone)), TEXT | {"x": x}
 
@@ -108,10 +107,8 @@ def whisper(layers: int = 2, width: int = 8) -> Any:
     import keras
     from keras_hub import models
 
-    backbone = models.WhisperBackbone(
-        vocabulary_size=WORDS, num_layers=layers, num_heads=2, hidden_dim=width, num_mels=5,
-        intermediate_dim=4 * width, max_encoder_sequence_length=64, dropout=0.0,
-    )  # fmt: skip
+    sizes = written(layers, width, num_mels=5, max_encoder_sequence_length=64)
+    backbone = models.WhisperBackbone(**sizes)
     made = backbone(backbone.input)["decoder_sequence_output"]
     model = keras.Model(backbone.input, backbone.token_embedding(made, reverse=True))
     x = {f"decoder_{name}": x for name, x in TEXT["x"].items()}

@@ -14,72 +14,19 @@ from hypothesis import strategies as st
 from conftest import run_python, wait_for
 from mgpu_helpers import _private, devices, memory, nvml, towers
 from mgpu_helpers.lessons import networks
-from mgpu_helpers.lessons.networks import Conv, Dense, Network, Pool
 from mgpu_helpers.lessons.pretend import pretend_gpus
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.trace import Op, Trace, session_step
 from mgpu_helpers.trace.records import Allocation, curve
 
 MB = 10**6
-SMALL = Network("small", (Conv("conv", 2, 3, activation="relu"), Pool(), Dense("out", 4)),
-                (8, 8, 1))  # fmt: skip
-# Bytes an example: conv 8*8*2 floats = 512, pool 4*4*2 = 128 and 32 for what it took, scores 16.
-# Most is held where the pool's gradient (128) becomes that of its input (512): 672 + 640.
-PER_EXAMPLE = 1312
-PARAMETERS = 4 * (3 * 3 * 2 + 2 + 32 * 4 + 4)
 D = "/CPU:1"
 
 
-def train_step(tf, plan, network, batch, *, towers_=1):
-    """Trace a training step; give the trace and the names of what makes the weights' gradients.
-
-    By an optimizer's compute_gradients, which has an update wait until the weight has been read;
-    with tf.gradients some updates come earlier, and write the new value beside the old one.
-    """
-    v1 = tf.compat.v1
-    optimizer = v1.train.AdamOptimizer()
-    with tf.Graph().as_default() as graph:
-        x = v1.placeholder(tf.float32, [batch, *network.input])
-        y = v1.placeholder(tf.int64, [batch])
-        with tf.device(plan.devices[0]):
-            weights = networks.classic(network)
-        values = list(weights.values())
-
-        def tower(images, labels):
-            scores = networks.logits(network, weights, images)
-            pairs = optimizer.compute_gradients(networks.loss(labels, scores), values)
-            return [gradient for gradient, _ in pairs]
-
-        used = plan.devices[:towers_]
-        each = towers.run(tower, used, towers.split(x, towers_), towers.split(y, towers_))
-        with tf.device(plan.devices[0]):
-            mean = each[0] if towers_ == 1 else towers.average(each)
-            train = optimizer.apply_gradients(zip(mean, values, strict=True))
-        start = v1.global_variables_initializer()
-    rng = np.random.default_rng(0)
-    feed = {x: rng.random(x.shape, np.float32), y: rng.integers(0, 4, batch)}
-    with v1.Session(graph=graph, config=plan.session_config(devices=towers_)) as session:
-        session.run(start)
-        session.run(train, feed)
-        _, trace = session_step(session, train, feed)
-    made = {g.op.name for gradients in each for g in gradients}
-    made |= {g.op.inputs[0].op.name for gradients in each for g in gradients if g.op.inputs}
-    return trace, made
+# Traced
 
 
-# Counted
-
-
-def test_a_network_counted_by_hand_is_what_a_trace_holds(tf, plan):
-    trace, _ = train_step(tf, plan, SMALL, 2000)
-    assert trace.peak(D, False) == pytest.approx(PARAMETERS + 2000 * PER_EXAMPLE, rel=0.1)
-
-
-# Measured
-
-
-sizes = st.integers(1, 9)
-spans = st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(0, 6)), sizes)
+spans = st.tuples(st.integers(0, 6), st.none() | st.integers(0, 6), st.integers(1, 9))
 
 
 @given(st.lists(spans, min_size=1))
@@ -99,11 +46,37 @@ def test_the_peak_is_the_largest_sum_of_what_lives_at_once(drawn):
 
 
 def test_gradients_are_told_from_activations_by_where_they_flow(tf, plan):
-    """The backward pass keeps a gradient of an input until the weights wait for it: no gradient."""
-    trace, made = train_step(tf, plan, networks.tensorlight(0.125), 64, towers_=2)
+    """The backward pass keeps a gradient of an input until the weights wait for it: no gradient.
+
+    By an optimizer's compute_gradients, which has an update wait until the weight has been read;
+    with tf.gradients some updates come earlier, and write the new value beside the old one.
+    """
+    v1, network = tf.compat.v1, networks.tensorlight(0.125)
+    optimizer = v1.train.AdamOptimizer()
+    with tf.Graph().as_default() as graph:
+        x, y = v1.placeholder(tf.float32, [64, *network.input]), v1.placeholder(tf.int64, [64])
+        with tf.device(plan.devices[0]):
+            weights = networks.classic(network)
+        values = list(weights.values())
+
+        def tower(images, labels):
+            scores = networks.logits(network, weights, images)
+            pairs = optimizer.compute_gradients(networks.loss(labels, scores), values)
+            return [gradient for gradient, _ in pairs]
+
+        each = towers.run(tower, plan.devices, towers.split(x, 2), towers.split(y, 2))
+        with tf.device(plan.devices[0]):
+            train = optimizer.apply_gradients(zip(towers.average(each), values, strict=True))
+        start = v1.global_variables_initializer()
+    feed = {x: np.random.default_rng(0).random(x.shape, np.float32), y: np.arange(64) % 10}
+    with v1.Session(graph=graph, config=plan.session_config(devices=2)) as session:
+        session.run(start)
+        session.run(train, feed)
+        _, trace = session_step(session, train, feed)
+    made = {g.op.name for gradients in each for g in gradients}
+    made |= {g.op.inputs[0].op.name for gradients in each for g in gradients if g.op.inputs}
     for device in trace.memory.keys() - {"/CPU:0"}:
         live = memory.at_peak(trace, device)
-        assert [a.bytes for a in live] == sorted((a.bytes for a in live), reverse=True)
         wanted = sum(a.bytes for a in live if a.op in made and not a.scratch)
         got = memory.by_use(trace, device, weights=11, slots=22)
         assert got.gradients == wanted > 4 * 100_000

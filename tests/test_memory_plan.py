@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from conftest import later, run_python
+from fit_models import CASES, X, Y, cross, policy
 from keras_models import COMPILED, built, compiled
 from mgpu_helpers import fit, graph, memory, trace
 from mgpu_helpers.__main__ import main
@@ -48,7 +49,7 @@ def deep(batch, blocks=6):
         y = layers.Conv2D(8, 3, padding="same")(layers.ReLU()(y))
         x = layers.ReLU()(layers.Add()([x, y]))
     model = keras.Model(given, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)), name="deep")
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile("adam", cross())
     random = np.random.default_rng(0)
     return model, random.normal(size=(batch, 16, 16, 8)).astype("f"), random.integers(0, 10, batch)
 
@@ -135,26 +136,17 @@ def run(way, model, plan):
 
 def ratios(plan, name, wanted):
     """Compare what some ways hold with traced steps; give the ratios of foretold to real."""
-    import keras
-
     model, x, y = make(plan, name)
     found = {}
     for way in memory.plan(model, 32, len(plan.devices), budget=1).ways:
         if not re.fullmatch(wanted, way.name):
             continue
-        other = model
-        if way.write.startswith("keras"):
-            try:
-                run(way, model, plan)
-                other = make(plan, name)[0]
-            finally:
-                keras.config.set_dtype_policy("float32")
-        else:
+        with policy("float32"):  # after what the line makes of it
             run(way, model, plan)
+            other = make(plan, name)[0] if way.half else model
         # A buffer that devices share is neither written over nor freed, here, while another device
         # looks at it; this is so in one trace of ten, only adds, and does not happen to GPUs.
-        shared = bool(way.layout.devices)
-        for _ in range(3 if shared else 1):
+        for _ in range(3 if way.layout.devices else 1):
             if (real := held(plan, other, (x, y))) <= way.high:
                 break
         assert way.low <= real <= way.high, (way, real)
@@ -233,7 +225,7 @@ def frozen():
     model = keras.Model(given, keras.layers.Dense(5)(x))
     for weight in model.weights[:-2]:
         weight.trainable = False
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile("adam", cross())
     return model
 
 
@@ -241,12 +233,9 @@ def frozen():
 def test_half_precision_is_that_of_a_model_in_it(keras, plan, name):
     """Casts around each BatchNormalization and softmax: the graph of such a model says the same."""
     made = []
-    for policy in ("float32", "mixed_bfloat16"):
-        keras.config.set_dtype_policy(policy)
-        try:
+    for kind in ("float32", "mixed_bfloat16"):
+        with policy(kind):
             made.append(frozen() if name == "frozen" else make(plan, name)[0])
-        finally:
-            keras.config.set_dtype_policy("float32")
     half, real = ({way.name: way.held for way in memory.plan(each, 32).ways} for each in made)
     lies = sum(4 * v.shape.num_elements() * (1 + 2 * v.trainable) for v in made[0].weights)
     wanted = pytest.approx(real["as it is"] - lies, rel=0.03)
@@ -258,106 +247,80 @@ def dense(units=200, layers=4):
 
     x = [keras.layers.Dense(units, activation="relu", name=f"d{i}") for i in range(layers)]
     model = keras.Sequential([keras.Input((units,)), *x, keras.layers.Dense(10)], name="dense")
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile("adam", cross())
     return model
 
 
-def test_the_cheapest_come_first_and_combinations_where_one_is_not_enough(plan):
+@pytest.fixture(scope="module")
+def two(plan):
+    """Give a model of equal layers, and its plan for two devices."""
     model = dense()
-    free = memory.plan(model, 64, devices=2)
+    return model, memory.plan(model, 64, devices=2)
+
+
+def test_the_cheapest_come_first_and_combinations_where_one_is_not_enough(two):
+    """As pieces and parts may make all gradients before they send one, a device holds them twice.
+
+    Traces of wide layers show that it does, also where it owns no weight.
+    """
+    model, free = two
     names = [re.sub(r"\d+", "n", way.name) for way in free.ways]
     assert names == [
         "as it is", "mixed_bfloatn", "batch over n devices", "n pieces", "recompute in n parts",
         "state on the host", "batch and state over n devices", "n stages",
     ]  # fmt: skip
-    assert free.fitting == free.ways and "fits" not in repr(free)
-    assert free.ways[3].name == "2 pieces"
+    assert free.fitting == free.ways and free.ways[3].name == "2 pieces"
+    said = repr(free)
+    assert "policy is set before the model is made" in said and "plan is devices.setup(2)." in said
+    assert "fits" not in said
     least = min(way.high for way in free.ways if way.name != "mixed_bfloat16")
     enough = memory.plan(model, 64, devices=2, budget=least)
     assert len(enough.ways) == len(free.ways) and enough.fitting
-    more = memory.plan(model, 8192, devices=2, budget=6 * 4 * graph.parameters(model))
+    p = 4 * graph.parameters(model)
+    more = memory.plan(model, 8192, devices=2, budget=6 * p)
     assert len(more.ways) == len(free.ways) + 2
     assert all(" + " in way.name for way in more.fitting) and len(more.fitting) == 2
+    together = [way for way in memory.plan(model, 64, 2, 1.2 * p).ways if "+ state" in way.name]
+    assert together and all(way.high > 2 * p for way in together)
 
 
-def test_rows_of_stages_come_last_with_the_most_stages_first(plan):
+def test_rows_of_stages_come_last_with_the_most_stages_first(two):
     """Where a row can have so many: five layers have no place for six stages."""
-    found = memory.plan(dense(), 64, devices=6)
+    found = memory.plan(two[0], 64, devices=6)
     assert [way.name for way in found.ways[-3:]] == [
         "batch and state over 6 devices",
         "batch over 2 rows of devices + 3 stages", "batch over 3 rows of devices + 2 stages",
     ]  # fmt: skip
     assert [len(way.layout.rows) for way in found.ways[-2:]] == [2, 3]
-    four = memory.plan(dense(), 64, devices=4)
-    names = [way.name for way in four.ways[-2:]]
-    assert names == ["4 stages", "batch over 2 rows of devices + 2 stages"]
 
 
-def test_the_larger_of_what_crosses_in_a_grid_belongs_on_the_faster_link(plan):
-    model = dense()
-    p = 4 * graph.parameters(model)
-    for batch, larger in ((64, "between rows"), (4096, "between stages")):
-        found = memory.plan(model, batch, devices=4)
-        way = found["batch over 2 rows of devices + 2 stages"]
-        assert way.within == pytest.approx(2 * 4 * batch * 200, rel=1e-3)
-        between = way.crossing - way.within
-        assert between == 2 * p + batch * 10 * 4  # outputs, as of two devices
-        assert found.notes == (
-            f"{way.name}: between the stages of a row {memory.size_text(way.within)} cross, "
-            f"between rows {memory.size_text(between)}: give the larger, {larger}, the faster "
-            "link. Devices of one row are neighbours in plan.devices.",
-        )
+@pytest.mark.parametrize("batch, larger", [(64, "between rows"), (4096, "between stages")])
+def test_the_larger_of_what_crosses_in_a_grid_belongs_on_the_faster_link(two, batch, larger):
+    found = memory.plan(two[0], batch, devices=4)
+    row, way = found.ways[-2:]
+    assert (row.name, way.name) == ("4 stages", "batch over 2 rows of devices + 2 stages")
+    assert way.within == pytest.approx(2 * 4 * batch * 200, rel=1e-3)
+    between = way.crossing - way.within
+    assert between == 2 * 4 * graph.parameters(two[0]) + batch * 10 * 4  # outputs, as of two
+    assert found.notes == (
+        f"{way.name}: between the stages of a row {memory.size_text(way.within)} cross, "
+        f"between rows {memory.size_text(between)}: give the larger, {larger}, the faster "
+        "link. Devices of one row are neighbours in plan.devices.",
+    )
 
 
-def train_each(plan):
-    """Take each proposal for a small model, and train; trace the steps of rows of stages."""
-    import tensorflow as tf
-
-    with tf.device(plan.devices[0]):
-        model = dense()
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(32, 200)).astype("f"), random.integers(0, 10, 32)
-    done = []
-    for way in memory.plan(model, 32, len(plan.devices)).ways:
-        if not way.half:
-            run(way, model, plan)
-            if way.layout.staged and len(way.layout.rows) > 1:
-                real = held(plan, model, (x, y))
-                assert way.low <= real <= way.high, (way, real)
-            before = model.train_on_batch(x, y)
-            assert model.train_on_batch(x, y) < before, way
-            fit.alone(model)
-            done.append(way.name)
-    return done
-
-
-@pytest.mark.thorough
-def test_each_proposal_for_four_devices_trains(plan):
-    """In a process of its own, since a plan of four devices is another than that of the tests."""
-    said = run_python(
-        "from mgpu_helpers import devices\n"
-        "import test_memory_plan as t\n"
-        "print(t.train_each(devices.setup(4)))",
-        timeout=300, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="-1",
-    ).stdout  # fmt: skip
-    done = eval(said.splitlines()[-1])
-    assert len(done) == 8 and "batch over 2 rows of devices + 2 stages" in done
-
-
-def test_each_line_says_what_it_costs(plan):
+def test_each_line_says_what_it_costs(two):
     """Four equal layers: half of them run again are a sixth of the products more."""
-    model = dense()
+    model, ways = two
     p = 4 * graph.parameters(model)
-    ways = {way.name: way for way in memory.plan(model, 64, devices=2).ways}
     outputs = 64 * 10 * 4  # half of them, and back
     assert ways["as it is"].crossing == 0 and ways["as it is"].work == 1
     assert ways["batch over 2 devices"].crossing == 2 * p + outputs
     assert ways["batch over 2 devices"].work == 0.5
     assert ways["state on the host"].crossing == 2 * p
     assert 1 < ways["recompute in 2 parts"].work < 1.34
-    split = next(way for name, way in ways.items() if name == "2 stages")
-    assert split.crossing == pytest.approx(2 * 4 * 64 * 200, rel=1e-3)
-    assert 0.5 <= split.work < 0.8
+    assert ways["2 stages"].crossing == pytest.approx(2 * 4 * 64 * 200, rel=1e-3)
+    assert 0.5 <= ways["2 stages"].work < 0.8
 
 
 def test_a_loop_is_in_the_pass_that_runs_it(keras, plan):
@@ -366,7 +329,7 @@ def test_a_loop_is_in_the_pass_that_runs_it(keras, plan):
 
     stack = [layers.LSTM(32, return_sequences=True), layers.LSTM(32), layers.Dense(10)]
     model = keras.Sequential([keras.Input([14, 28]), *stack])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile("sgd", cross())
     work = {way.name: way.work for way in memory.plan(model, 64).ways}
     whole = graph.flops(model, batch=64, training=True)
     first = graph.flops(keras.Model(model.inputs, model.layers[0].output), batch=64)
@@ -374,40 +337,26 @@ def test_a_loop_is_in_the_pass_that_runs_it(keras, plan):
 
 
 def test_what_is_not_float32_is_not_halved(keras, plan):
-    for kind, named in (("float64", False), ("float32", True)):
-        layers = [keras.layers.Dense(8, dtype=kind), keras.layers.Dense(2, dtype=kind)]
-        model = keras.Sequential([keras.Input([4]), *layers])
-        ways = memory.plan(model, 16, budget=1).ways
-        assert any("mixed" in way.name for way in ways) is named
-
-
-def test_pieces_and_parts_may_make_all_gradients_before_they_send_one(plan):
-    """As traces of wide layers show, so a device that owns no weight may hold them twice."""
-    model = dense()
-    p = graph.parameters(model) * 4
-    ways = [way for b in (1.2, 1.6, 2.5) for way in memory.plan(model, 64, 2, b * p).ways]
-    together = [way for way in ways if " + " in way.name and "state" in way.name]
-    assert together and all(way.high > 2 * p for way in together)
+    layers = [keras.layers.Dense(8, dtype="float64"), keras.layers.Dense(2, dtype="float64")]
+    ways = memory.plan(keras.Sequential([keras.Input([4]), *layers]), 16, budget=1).ways
+    assert not any("mixed" in way.name for way in ways)
 
 
 def test_pieces_are_as_few_as_fit(plan):
+    """And not the next power of two; the most has no better, however small the budget."""
     model, *_ = deep(1, blocks=1)
-    ways = [memory.plan(model, 64, budget=b).ways for b in (2e6, 5e5, 1)]
-    pieces = [int(way.name.split()[0]) for each in ways for way in each if
-              re.fullmatch(r"\d+ pieces", way.name)]  # fmt: skip
-    assert pieces[0] < pieces[1] < pieces[2] == 64
-    most = ways[0][2].high
-    found = [memory.plan(model, 64, budget=most / n).ways[2] for n in (1.3, 1.9, 2.9)]
-    several = [int(way.name.split()[0]) for way in found]
-    assert any(n & (n - 1) for n in several), several  # and not the next power of two
-    said = repr(memory.plan(model, 64, devices=2))
-    assert "policy is set before the model is made" in said and "plan is devices.setup(2)." in said
-    notes = memory.plan(model, 64, devices=2, budget=1).notes  # of BatchNormalization
+    most = memory.predict(model, 64).high
+    plans = [memory.plan(model, 64, 2, most / n) for n in (2.9, 4, 1e9)]
+    pieces = [next(way.layout.pieces for way in found.ways if way.name.endswith(" pieces"))
+              for found in plans]  # fmt: skip
+    assert pieces == sorted({*pieces}) and pieces[-1] == 64
+    assert any(n & (n - 1) for n in pieces), pieces
+    notes = plans[-1].notes  # of BatchNormalization
     assert [note.partition(" ")[0] for note in notes] == ["pieces", "recompute"]
 
 
-def test_nothing_fits(plan):
-    model = dense()
+def test_nothing_fits(two):
+    model, _ = two
     p = graph.parameters(model) * 4
     found = memory.plan(model, 8, devices=2, budget=p / 2)
     assert found.fitting == () and found.weights == p
@@ -448,7 +397,7 @@ def test_a_table_that_makes_the_logits_too_is_used_in_two_stages(keras, tf, plan
         words, given = keras.layers.ReversibleEmbedding(300, 16), keras.Input((8,), dtype="int32")
         x = keras.layers.Dense(16, "relu")(words(given))
         model = keras.Model(given, words(keras.layers.Dense(16, "relu")(x), reverse=True))
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile("adam", cross())
     x, y = np.random.default_rng(0).integers(0, 300, (2, 64, 8))
     way = memory.plan(model, 64, devices=2)["2 stages"]
     run(way, model, plan)
@@ -479,69 +428,34 @@ def test_bad_arguments(plan, given, value):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("pieces", [1, 8])
-def test_each_line_runs_as_it_is_printed(keras, plan, pieces):
-    """And trains: alone, and in combinations."""
-    x, y = np.ones((8, 30), "f"), np.zeros(8, int)
-    budget = np.inf if pieces == 1 else 1
-    for way in memory.plan(dense(30), 8, devices=2, budget=budget).ways:
-        try:
-            if "mixed" in way.name:
-                keras.config.set_dtype_policy("mixed_bfloat16")
-            model = dense(30)
-            run(way, model, plan)
-        finally:
-            keras.config.set_dtype_policy("float32")
-        losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
-        assert losses[1] < losses[0], way
-        fit.alone(model)
+@pytest.mark.parametrize("case, kind", [
+    ("sequential", "float32"), ("sequential", "mixed_float16"), ("two_of_each", "float32"),
+    ("subclass", "float32"),
+])  # fmt: skip
+def test_each_line_trains_as_it_is_printed(keras, plan, case, kind):
+    """Alone and in combinations, whether or not the layers are in a row."""
 
+    def made():
+        keras.utils.clear_session()  # so that layers are always called the same
+        keras.config.set_dtype_policy(now)
+        model, given = CASES[case]()
+        data = given.get("x", X), given.get("y", Y)
+        return model, *keras.tree.map_structure(lambda each: each[:8], data)
 
-def other(kind):
-    """Make a model whose layers are not in one row, or not float32; and a batch."""
-    import keras
-    from keras import layers
-
-    given, shared = keras.Input((16,)), layers.Dense(16, "relu")
-    x, y = np.ones((8, 16), "f"), np.zeros(8, int)
-    hidden = layers.Dense(16, "relu")(shared(given))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if kind == "layer twice":
-        model = keras.Model(given, layers.Dense(3)(layers.Dense(16)(shared(hidden))))
-    elif kind == "two outputs":
-        ends = {"a": layers.Dense(3, name="a")(hidden), "b": layers.Dense(1, name="b")(hidden)}
-        model, y = keras.Model(given, ends), {"a": y, "b": np.ones((8, 1), "f")}
-        loss = {"a": loss, "b": "mse"}
-    elif kind == "mixed_float16":
-        stack = [layers.Dense(16, dtype=kind) for _ in range(3)]
-        model = keras.Sequential([given, *stack, layers.Dense(3, dtype=kind)])
-    else:
-        class Own(keras.Model):
-            def build(self, shape):
-                self.inner = layers.Dense(3)
-                self.inner.build(shape)
-
-            def call(self, x):
-                return self.inner(x)
-
-        model = Own()
-        model.build((None, 16))
-    model.compile("adam", loss)
-    return model, x, y
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["layer twice", "two outputs", "mixed_float16", "subclass"])
-def test_each_line_trains_what_is_no_row_of_layers(keras, plan, kind):
-    model, x, y = other(kind)
-    ways = memory.plan(model, 8, devices=2, budget=1).ways
-    assert len(ways) >= 6
-    for way in ways:
-        if "mixed" not in way.name:
+    now = kind
+    with policy(kind):
+        model, *data = made()
+        ways = memory.plan(model, tuple(data), devices=2, budget=1).ways
+        assert len(ways) >= 6
+        for way in ways:
+            if way.half and case == "subclass":  # which adds a loss of its own, in that half
+                continue
+            now = "mixed_bfloat16" if way.half else kind
+            model, x, y = made()
             run(way, model, plan)
             losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
-            assert losses[1] < losses[0] or kind == "mixed_float16" and np.isfinite(losses).all()
-            fit.alone(model)
+            half = kind == "mixed_float16"  # whose first steps may overflow
+            assert losses[1] < losses[0] or half and np.isfinite(losses).all(), way
 
 
 # In a terminal
