@@ -50,6 +50,7 @@ def add_entries(x):
 WRONG = {
     1: [
         ("gradients = lambda x, a, b: (a, b)", "the gradient of a is wrong: this is a itself"),
+        ("of_a, of_b\n", "of_a\n", "two gradients are wanted, not 5"),
         ("of_a, of_b\n", "of_b, of_a\n", "the gradient of a is wanted"),
         ("(middle, a, of_middle)", "(middle, a)", "it begins with that of middle"),
         (") ** 2)", "))", "the gradient of a is wrong: the function as it was"),

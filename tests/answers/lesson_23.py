@@ -48,6 +48,7 @@ WRONG = {
         (f"fit.loss({VALUE}, count)", "tf.reduce_sum(weights * losses)", "it is not divided"),
         (VALUE, "tf.reduce_sum(weights * losses) / count", "tf.math.divide_no_nan"),
         (f"{VALUE}, count", f"{VALUE}, tf.math.count_nonzero(weights)", "are not 0"),
+        (f"fit.loss({VALUE}, count)", "weights * losses", "return one number"),
         (f"fit.loss({VALUE}, count)", "tf.reduce_mean(losses)", "the weights have no effect"),
     ],
 }
