@@ -1,4 +1,4 @@
-"""Two rules of a GPU machine in cores mode, by which `make rehearse` runs the lessons.
+"""Two rules of a GPU machine in cores mode, by which `make browser` runs the lessons.
 
 TensorFlow puts what nobody placed on the first device, and what is for a GPU that is not there.
 Without a GPU that goes to the host, so a lesson or a helper that forgets to place something gives

@@ -52,8 +52,6 @@ WRONG = {
     ],
     2: [
         ("concat(pieces", "concat(pieces[::-1]", "are the pieces in order?"),
-        ("return tf", "tf", "return the pieces"),
-        ("axis=1)\n\n", "axis=0)\n\n", "joined along axis 1"),
         ("tf.device(device)", "tf.device(plan.host)", "multiplied nothing"),
         ("tf.device(plan.host)", "tf.name_scope('nobody')", "cut and join in a block of /CPU:0"),
         ("return ", "return left @ right + 0 * ", "/CPU:0 multiplies"),

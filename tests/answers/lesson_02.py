@@ -34,9 +34,5 @@ WRONG = {
     ],
     2: [
         ("- overhead", "- overhead - 1", "fill the GPU as far as"),
-        ("total // n", "total / n", "a whole number of MiB"),
-        ("total // n", "round(total / n)", "round down"),
-        ("total // n - overhead", "(total - overhead) // n", "a context of its own"),
-        ("total // n - overhead", "str(total // n - overhead)", "but text: make it a number"),
     ],
 }

@@ -29,14 +29,8 @@ def environment(device):
 
 WRONG = {
     1: [
-        ("return int(visible.split(\",\")[inside])", "return visible.split(',')[inside]",
-         "but text"),
         ("visible.split(\",\")[inside]", "visible[2 * inside]", "/GPU:2 is 12"),
         ("device.rpartition(\":\")[2]", "device[-1]", "/GPU:11 is 10"),
-        ("visible.split(\",\")[inside]", "sorted(map(int, visible.split(',')))[inside]",
-         "it is not sorted"),
-        ("visible.split(\",\")[inside]", "visible.split(',').index(str(inside))",
-         "a place in that list"),
         ("return ", "return [3, 4, 12, 5, 7, 1, 2, 6, 8, 9, 13, 10, 0, 11, 14][inside] or ",
          "with '"),
     ],

@@ -67,7 +67,6 @@ WRONG = {
         ("    return any(", "    return model.optimizer.iterations > 0 or any(", "return True or"),
     ],
     2: [
-        ("call.exception() or call.result()", "call.result()", "in its place of the list"),
         ("call.exception() or call.result()", "None if call.exception() else call.result()",
          "that exception is wanted, not None"),
         ("[pool.submit(function) for function in functions]",

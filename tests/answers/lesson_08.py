@@ -67,7 +67,6 @@ WRONG = {
     2: [
         ("mean_map = lambda x: tf.reduce_mean(saliency(x), axis=0)", "did nothing"),
         ("mean_map = lambda x: tf.reduce_sum(saliency(x), axis=0)", "the sum over all images"),
-        (", axis=0)\n", ")\n", "one image is wanted"),
         ("return tf.reduce_mean(make_parallel(mean_of_shard, plan.devices)(x), axis=0)",
          "return make_parallel(mean_of_shard, plan.devices)(x)", "the means of the shards"),
         (MEAN.replace("tf.split(x, len(plan))", "[x] * len(plan)"), "more than its shard"),

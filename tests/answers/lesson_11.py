@@ -74,7 +74,6 @@ def clipped(owned, limit):
 """
 
 WRONG = {
-    1: [("[8, 4, 4]", "[4, 4, 8]", "bytes at stage 1")],
     2: [
         ("tf.minimum(1.0, limit /", "tf.minimum(1e9, limit /", "scaled up"),
         ("tf.sqrt(tf.add_n(squares))", "tf.add_n([tf.sqrt(each) for each in squares])",

@@ -61,7 +61,6 @@ WRONG = {
     2: [
         ("with tf.device(part.device):\n            top, width",
          "with tf.device(first):\n            top, width", "bytes for each example"),
-        ("tops.append(top)", "top = tf.zeros_like(top); tops.append(top)", "before exp"),
         ("top, width = tf.reduce_max(part, axis=1)",
          "top, width = tf.reduce_mean(part) + 0 * part[:, 0]", "own highest"),
         ("tops.append(top)", "top = tops[0] if tops else top; tops.append(top)", "own highest"),

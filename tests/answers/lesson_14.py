@@ -50,15 +50,4 @@ WRONG = {
         ('append(f"B{k}")', 'insert(0, f"B{k}")', "stage 0 cannot do B2"),
         ("two_at_most = lambda stages, pieces: 'F0 B0'", "give each stage a list"),
     ],
-    2: [
-        (" and batch % pieces == 0", "", "divide the batch"),
-        ("range(1, batch + 1)", "range(stages, batch + 1)", "one piece, too"),
-        ("range(1, batch + 1)", "range(1, batch)", "a single example"),
-        ("small = 100 * (stages - 1) <= percent * (pieces + stages - 1)",
-         "small = round(100 * (stages - 1) / (pieces + stages - 1)) <= percent", "is rounded"),
-        ("return 0", "return None", "returns nothing"),
-        ("return pieces", "return batch // pieces", "not of the examples in one"),
-        ("percent * (pieces + stages - 1)", "percent * pieces", "working and waiting"),
-        ("fewest = lambda stages, batch, percent: batch", "fewer may do"),
-    ],
 }

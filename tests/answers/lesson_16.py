@@ -30,17 +30,12 @@ WRONG = {
         ("2 * (servers - 1) / servers * ", "", "4 servers and an efficiency of 0.8 want 6e+09"),
         ("2 * (servers - 1) / servers", "2 * (servers - 1)", "1e+09 bytes a second, not 2e+09"),
         ("step / efficiency - step", "step", "of 0.8 want 4e+09 bytes a second, not 1e+09"),
-        (" * 4 *", " *", "want 1e+09 bytes a second, not 2.5e+08"),
         (" * 4 *", " * 32 *", "want 1e+09 bytes a second, not 8e+09"),
         ("step / efficiency - step", "step * (1 - efficiency)", "want 1e+09 bytes a second, not"),
     ],
     2: [
         (" = 4 *", " =", "is 6, not 2"),
         ("/ bandwidth, 1", "/ bandwidth, 2", "is 1, not 2"),
-        ("count += 1", "count *= 2", "is 6, not 8"),
-        ("return count", "return count - 1", "is 6, not 5"),
-        ("    while", "    return max(1, round(gain * exchange / (2 - gain) / step))\n    while",
-         "is 3, not 2: round up"),
         ("return count", "return 4 * parameters / bandwidth / step", "is 6, not 0.9786"),
     ],
 }

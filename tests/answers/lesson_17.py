@@ -30,7 +30,6 @@ WRONG = {
          "range(index,", "range(next(asked) % workers,", "from count, workers and index alone"),
     ],
     2: [
-        ("2 * (workers - 1) / workers * size", "size", "1 only for 2 workers"),
         ("+ unlimited", "- unlimited", "50 Mbit/s and 0.016 s without a limit take 0.8528 s"),
     ],
 }

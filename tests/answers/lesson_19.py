@@ -26,22 +26,6 @@ def treat(model, data):
     return one_pass
 """
 
-TOWERS = """
-causes = {1, 4, 5}
-
-
-def treat(model, data):
-    fit.use(model, plan)
-    model.run_eagerly = False
-    kept = list(data)
-
-    def one_pass():
-        for x, y in kept:
-            model.train_on_batch(x, y)
-
-    return one_pass
-"""
-
 RIGHT = {
     1: [
         """
@@ -72,7 +56,6 @@ def replay_over(ops, link):  # the rule itself: each device takes what is ready 
     2: [
         ("{1, 4, 5}", "[5, 4, 1]",
          "model.run_eagerly = False", "model.compile(model.optimizer, model.loss)"),
-        TOWERS,
         OWN,
     ],
 }
@@ -81,7 +64,6 @@ WRONG = {
     1: [
         (" + link * (ops[other][0] != device)", "", "*ready])",
          "*ready]) + link * any(ops[n][0] != device for n in needs)", "and b; yours gives 8 s"),
-        ("in needs]", "in sorted(needs, key=ends.get)[-1:]]", "takes 5 s"),
         ("max(ends.values())", "ends[name]", "yours gives 2 s"),
         ("return", "return ops.popitem() and", "it changes the operations"),
     ],

@@ -36,10 +36,8 @@ def fetched(made, called, sizes):
 WRONG = {
     1: [
         ("2 * ", "", "a gradient comes back"),
-        ("tensors = lambda called: 2 * (len(set(called)) - 1)", "come back to a device"),
     ],
     2: [
         ("a != b", "a == b", "the bytes that stay"),
-        ("sum(size for", "sum(1 for", "not a number of layers"),
     ],
 }

@@ -51,20 +51,4 @@ WRONG = {
         (f"fit.loss({VALUE}, count)", "weights * losses", "return one number"),
         (f"fit.loss({VALUE}, count)", "tf.reduce_mean(losses)", "the weights have no effect"),
     ],
-    2: [
-        ("k / n * a + (n - k) / n * b", "(a + b) / 2", "by their shares, not equally"),
-        (
-            "np.isclose(k / n * a + (n - k) / n * b, both)",
-            "min(a, b) <= both <= max(a, b)",
-            "no mean: compare",
-        ),
-        ("np.isclose(a + b, both)", "a + b == both", "np.isclose"),
-        (
-            ' if np.isclose(k / n * a + (n - k) / n * b, both) else "neither"',
-            "",
-            "neither their sum",
-        ),
-        ('"sum"', '"mean"', '"mean" if', '"sum" if', "do not add up"),
-        ("kind = lambda loss, x: 'mean'", "add up to that of both"),
-    ],
 }

@@ -48,13 +48,4 @@ WRONG = {
          "tf.numpy_function(lambda a: a.sum(), [losses * counts], losses.dtype)", "no PyFunc"),
         ("word_loss = lambda losses, is_word: tf.reduce_mean(losses)", "does not count"),
     ],
-    2: [
-        (", examples % batch", "", "the last batch may be smaller"),
-        (" | {-(-n // devices) for n in batches}", "", "may differ by an example"),
-        ("len({n // devices for n in batches} | {-(-n // devices) for n in batches})",
-         "len(batches)", "not batches"),
-        (" - {0}", "", "that is not there"),
-        ("sizes = lambda examples, batch, devices: -(-examples // batch) * devices",
-         "compiled once"),
-    ],
 }
