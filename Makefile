@@ -68,7 +68,7 @@ quick: $(ready)  ## of make test, what the files that changed since main can bre
 	$(plain) MGPU_REPEATS=1 $(python) tools/quick.py -n 3 --dist load $(nbval)
 
 tools: $(ready)  ## the tests of Makefile, builds of notebooks and wheel, benchmarks and verdict
-	$(plain) $(pytest) $(files) tests -m tools
+	$(plain) $(pytest) $(files) tests -m "tools and not thorough"
 
 isa: $(ready)  ## every notebook against its stored outputs, as other processors would compute them
 	$(plain) $(pytest) $(each) tests/test_variants.py -m isa $(if $(ISA),-k "$(ISA)")
