@@ -147,14 +147,14 @@ def test_a_job_whose_keeper_was_killed_is_done_again(which, cores):
 
 
 def test_two_runners_of_one_sweep_share_the_work(cores):
-    commands = sweep(6, 0.1)
+    commands = sweep(10, 0.02)
     code = "r = jobs.run({}, devices=[{}], skip_done=True)\nprint('END', *[j.ok for j in r])"
     with runner(code.format(commands, cores[0])) as one:
         with runner(code.format(commands, cores[1])) as two:
             ends = [ran.communicate(timeout=50)[0].splitlines()[-1] for ran in (one, two)]
-    want = " ".join(["END True False", *["True"] * 4])
+    want = " ".join(["END True False", *["True"] * 8])
     assert ends == [want, want]
-    assert set(counts().values()) == {1} and len(counts()) == 12
+    assert set(counts().values()) == {1} and len(counts()) == 20
     cores_of = {tuple(row["devices"]) for row in rows()}
     assert cores_of == {(cores[0],), (cores[1],)}
 
