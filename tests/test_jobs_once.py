@@ -87,32 +87,33 @@ def orphaned(status: int, core: int) -> list[str]:
 
 
 @pytest.mark.parametrize("status, says", [(0, "done"), (3, "failed")])
-@pytest.mark.parametrize("late", [False, True])
-def test_an_orphan_is_waited_for_and_ends_with_its_true_status(status, says, late, cores):
-    """Or, late, what it did without any runner is found."""
+def test_an_orphan_is_waited_for_and_ends_with_its_true_status(status, says, cores):
     command = orphaned(status, cores[0])
-    if late:
+    again = f"r = jobs.run([{command}], devices={cores}, names=['train'], skip_done=True)[0]\n"
+    again += "print('END', r.status, r.returncode, r.result, r.tail)"
+    with runner(again) as ran:
+        assert ran.stdout.readline().split()[:3] == ["logs", "named", f"*.{ran.pid}.log:"]
+        assert ran.stdout.readline().startswith("waiting    train        runs already, as")
         Path("go").touch()
-        wait_for(lambda: not lives(rows(ended=False)[0]["pid"]))
-        assert rows() == []
-        report = quiet([command], skip_done=True, devices=cores)
-        if status:  # it failed before this run began, and is tried again
-            assert [row["status"] for row in rows()] == ["failed"] * 2
-            return
-    else:
-        again = f"r = jobs.run([{command}], devices={cores}, names=['train'], skip_done=True)[0]\n"
-        again += "print('END', r.status, r.returncode, r.result, r.tail)"
-        with runner(again) as ran:
-            assert ran.stdout.readline().split()[:3] == ["logs", "named", f"*.{ran.pid}.log:"]
-            assert ran.stdout.readline().startswith("waiting    train        runs already, as")
-            Path("go").touch()
-            out = ran.communicate(timeout=20)[0].splitlines()[-1]
-        shown = "done before" if says == "done" else says
-        assert out == f"END {shown} {status} {{'n': 1}} {{\"n\": 1}}"
-        report = [None]
+        out = ran.communicate(timeout=20)[0].splitlines()[-1]
+    shown = "done before" if says == "done" else says
+    assert out == f"END {shown} {status} {{'n': 1}} {{\"n\": 1}}"
     (row,) = rows()
     assert (row["status"], row["returncode"], row["result_n"]) == (says, status, 1)
-    assert report[0] is None or report[0].status == "done before"
+
+
+@pytest.mark.parametrize("status, found", [(0, ["done"]), (3, ["failed", "failed"])])
+def test_what_an_orphan_did_without_any_runner_is_found(status, found, cores):
+    """What failed before a run began is tried again."""
+    command = orphaned(status, cores[0])
+    Path("go").touch()
+    wait_for(lambda: not lives(rows(ended=False)[0]["pid"]))
+    assert rows() == []
+    (again,) = quiet([command], skip_done=True, devices=cores)
+    assert again.status == ("failed" if status else "done before")
+    assert [row["status"] for row in rows()] == found
+    assert [row["returncode"] for row in rows()] == [status] * len(found)
+    assert again.result == {"n": 1}
 
 
 def test_ctrl_c_ends_an_orphan_too(cores):
@@ -147,7 +148,7 @@ def test_a_job_whose_keeper_was_killed_is_done_again(which, cores):
 
 
 def test_two_runners_of_one_sweep_share_the_work(cores):
-    commands = sweep(10, 0.02)
+    commands = sweep(10, 0.1)
     code = "r = jobs.run({}, devices=[{}], skip_done=True)\nprint('END', *[j.ok for j in r])"
     with runner(code.format(commands, cores[0])) as one:
         with runner(code.format(commands, cores[1])) as two:
