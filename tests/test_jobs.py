@@ -332,8 +332,8 @@ STAMP = (
 
 
 def stamps(*options):
-    """Run four jobs in each of several runners at once; give each job's devices, start and end."""
-    commands = [[*python(STAMP), str(0.05 + i % 3 / 20)] for i in range(4)]
+    """Run three jobs in each of several runners at once; give each job's devices, start and end."""
+    commands = [[*python(STAMP), str(0.05 + i / 20)] for i in range(3)]
     code = f"print(jobs.run({commands}, logs='logs', MORE).ok)"
     with contextlib.ExitStack() as stack:
         runners = [stack.enter_context(runner(code.replace("MORE", more))) for more in options]
@@ -341,7 +341,7 @@ def stamps(*options):
             out, error = ran.communicate(timeout=50)
             assert out.endswith("True\n"), error
     rows = [line.split() for line in Path("stamps").read_text().splitlines()]
-    assert len(rows) == 4 * len(options)
+    assert len(rows) == 3 * len(options)
     written = [json.loads(line) for line in Path("logs/jobs.jsonl").read_text().splitlines()]
     assert len(written) == 2 * len(rows)  # whole rows, a start and an end of each job
     return [({*its.split(",")}, float(start), float(end)) for its, start, end in rows]
