@@ -513,8 +513,10 @@ def vanishing(monkeypatch):
 
 
 def test_a_gpu_that_disappears_gets_no_more_jobs(vanishing, capfd):
-    waits = sh("sleep 0.2")
-    report = jobs.run([waits, sh("echo 1 > gone"), waits, sh("true"), sh("true")])
+    """Nor when the job that ran on it ends, while the others are in use."""
+    waits, later = sh(until("-e gone")), sh("touch later; sleep 0.4")
+    goes = sh(f"echo 1 > gone; {until('-e later')}")
+    report = jobs.run([waits, goes, waits, later, later, sh("true")])
     assert report.ok and [job.device for job in report][:3] == [0, 1, 2]
     assert {job.device for job in report.jobs[3:]} <= {0, 2}
     assert "gone       GPU 1" in capfd.readouterr().out
