@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,42 +14,35 @@ import test_jobs
 from mgpu_helpers import cluster
 from mgpu_helpers._processes import locks
 from mgpu_helpers.cluster import watch
-from test_cluster import FAKE, ended, launcher, run
+from test_cluster import FAKE, ended, launcher, run, with_disk
 
-here, never_hangs, scripts = test_jobs.here, test_jobs.never_hangs, test_cluster.scripts
+here, never_hangs, hour = test_jobs.here, test_jobs.never_hangs, test_jobs.hour
+scripts = test_cluster.scripts
 
 PRINTS = """
 import json, os, sys, time
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 print("I0000 00:00:1795329567.626250   25676 port.cc:153] TensorFlow speaks of itself")
 print(f"step 1 of {index}", flush=True)
+while not os.path.exists("seen"):
+    time.sleep(0.02)
 print("10 %\\r20 %\\r100 %", flush=True)
 print("no end", end="")
 """
 
 
-def test_what_worker_0_prints_is_shown_unless_quiet():
+def test_what_worker_0_prints_is_shown_while_it_runs_unless_quiet():
     Path("prints.py").write_text(PRINTS)
-    code, out, err = ended("prints.py")
-    shown = [line for line in out.splitlines() if line.startswith("[worker 0]")]
-    assert (code, err) == (0, "")
-    assert shown == [f"[worker 0] {line}" for line in ("step 1 of 0", "100 %", "no end")]
-    assert "of 1" not in out
-    assert "step 1" not in ended("prints.py", "--quiet")[1]
-
-
-def test_it_is_shown_while_the_worker_runs():
-    Path("waits.py").write_text(
-        "import os, time\n"
-        "print('begins', flush=True)\n"
-        "while not os.path.exists('seen'):\n"
-        "    time.sleep(0.02)\n"
-    )
-    with launcher("waits.py") as ran:
+    with launcher("prints.py") as ran:
+        shown = []
         for line in ran.stdout:
-            if line == "[worker 0] begins\n":
+            assert "of 1" not in line
+            if line.startswith("[worker 0]"):
+                shown.append(line)
                 Path("seen").touch()
-        assert ran.wait(20) == 0 and Path("seen").exists()
+        assert (ran.wait(20), ran.stderr.read()) == (0, "")
+    assert shown == [f"[worker 0] {line}\n" for line in ("step 1 of 0", "100 %", "no end")]
+    assert "step 1" not in ended("prints.py", "--quiet")[1]
 
 
 SLEEPS = """
@@ -77,14 +67,7 @@ def test_workers_that_do_nothing_are_shown_ended_and_started_again():
     for index, last in enumerate(("had printed nothing", "had last printed 'step 7'")):
         head = f"Worker {index} {last}, and was at (most recent call first):"
         assert "\n".join([head, *stack]).replace(os.sep, "/") in said.replace(f"{os.getcwd()}/", "")
-    code, out, _ = ended("sleeps.py", "--stalled", "1")
-    assert code == 124 and out.count('File "') == 4 and "[worker 0]" not in out
-
-
-def test_a_stopped_worker_is_said_to_be_stopped():
-    report = run("import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)", workers=1,
-                 stalled=1.0, grace=0.2)  # fmt: skip
-    assert "did not say where it was: it was stopped, as by SIGSTOP." in repr(report)
+    assert "[worker 0]" not in out
 
 
 # Each goes on for longer than the limit, by nothing else than what it is named for.
@@ -94,15 +77,24 @@ GOES_ON = {
     "saving": "open('saved', 'wb').write(b'x' * 10**5)",
     "steps": "step()",
     "run": "tf.distribute.Strategy().run()",
+    "compiles": "tf.function(lambda: computes(end))()",
     "child": "child = child or subprocess.Popen('while cat large; do sleep 0.2; done', shell=True, "
              "stdout=subprocess.DEVNULL)",
     "other": "print('x', flush=True)",  # of two workers, of which the second waits for the first
 }  # fmt: skip
+# And each of these does not: its launcher ends it, and says this.
+WAITS = {
+    "waits": ("pass", "Nothing went on for 3 s"),
+    "stops": ("os.kill(os.getpid(), signal.SIGSTOP)", "it was stopped, as by SIGSTOP."),
+    "computes": ("computes(end + 60)", "in computes"),
+}
 LOOP = """
-import os, subprocess, time
+import os, signal, subprocess, time
 import tensorflow as tf
-step, child, end = tf.function(lambda: None), None, time.monotonic() + 6
+step, child, end = tf.function(lambda: None), None, time.monotonic() + 4.5
 waits = os.environ["TF_CONFIG"][-3] == "1"
+def computes(end):
+    while time.monotonic() < end: pass
 while not os.path.exists("{name} over") if waits else time.monotonic() < end:
     if not waits:
         {does}
@@ -116,14 +108,17 @@ def test_what_goes_on_is_let_go_on_and_what_waits_is_not():
     Path("large").write_bytes(b"x" * 10**6)
     with contextlib.ExitStack() as all_at_once:
         ran = {}
-        for name, does in (GOES_ON | {"waits": "pass"}).items():
+        for name, does in (GOES_ON | {name: does for name, (does, _) in WAITS.items()}).items():
             Path(f"{name}.py").write_text(LOOP.format(name=name, does=does))
             workers = "2" if name == "other" else "1"
             options = ["--workers", workers, "--stalled", "3", "--grace", "0.1", "--logs", name]
             ran[name] = all_at_once.enter_context(launcher(f"{name}.py", *options))
-        assert {name: one.wait(60) for name, one in ran.items()} == (
-            dict.fromkeys(GOES_ON, 0) | {"waits": 124}
+        said = {name: one.communicate(timeout=60)[0] for name, one in ran.items()}
+        assert {name: one.returncode for name, one in ran.items()} == (
+            dict.fromkeys(GOES_ON, 0) | dict.fromkeys(WAITS, 124)
         )
+        for name, (_, says) in WAITS.items():
+            assert says in said[name]
 
 
 def test_how_much_has_to_go_on(monkeypatch):
@@ -149,32 +144,11 @@ def test_how_much_has_to_go_on(monkeypatch):
     assert not goes_on(0, 1)
 
 
-def test_compiling_goes_on_and_a_loop_without_end_does_not():
-    Path("tensorflow.py").write_text(FAKE)
-    code = (
-        "import time\nimport tensorflow as tf\n"
-        "def computes(end):\n    while time.monotonic() < end: pass\n"
-    )
-    first = "tf.function(lambda: computes(time.monotonic() + 5))()"
-    assert run(code + first, workers=1, stalled=3).ok
-    report = run(code + "computes(time.monotonic() + 60)", workers=1, stalled=3, grace=0.2)
-    assert report.status == 124 and "in computes" in repr(report)
-
-
-def test_a_launcher_that_was_stopped_with_its_workers_goes_on_with_them():
-    """As Slurm suspends a job."""
-    Path("a.py").write_text("import time\nfor _ in range(4):\n    print(1, flush=True)\n"
-                            "    time.sleep(1)\n")  # fmt: skip
-    with launcher("a.py", "--workers", "1", "--stalled", "4") as ran:
-        said = [ran.stdout.readline() for _ in range(3)]
-        assert said[1:] == ["[worker 0] 1\n"] * 2  # the second time it has been looked at
-        children = Path(f"/proc/{ran.pid}/task/{ran.pid}/children").read_text().split()
-        subprocess.run(["kill", "-STOP", str(ran.pid), *children], check=True)
-        time.sleep(6)
-        subprocess.run(["kill", "-CONT", str(ran.pid)], check=True)
-        time.sleep(0.5)  # in which it looks
-        subprocess.run(["kill", "-CONT", *children], check=True)
-        assert "timed out" not in ran.communicate(timeout=30)[0] and ran.returncode == 0
+def test_a_launcher_that_was_stopped_with_its_workers_goes_on_with_them(hour):
+    """As Slurm suspends a job: an hour has gone by at once, in which nothing went on."""
+    hour("began")
+    code = "import time\nopen('began', 'w')\ntime.sleep(2)"
+    assert run(code, workers=1, stalled=60).ok
 
 
 # --- what is refused ---
@@ -194,24 +168,16 @@ def test_a_folder_for_logs_that_cannot_be_written_is_refused_before_anything_sta
         assert locks.lock(file.fileno())
         with pytest.raises(RuntimeError, match="Another cluster writes to .*: choose another"):
             cluster.run("a.py", logs="own", progress=False)
-    Path("disk").mkdir()
     for options, fill, says in (
         ("ro", "true", r"No log can be written in 'disk/logs' (read-only file system)"),
         ("size=64k", "mkdir disk/logs; dd if=/dev/zero of=disk/x bs=64k count=2", "is full: make"),
     ):
-        mount = f'mount -t tmpfs -o {options} tmpfs disk && {{ {fill}; exec "$@"; }}'
-        command = [sys.executable, "-m", "mgpu_helpers", "cluster", "--logs", "disk/logs", "a.py"]
-        ran = subprocess.run(["unshare", "-Urm", "sh", "-c", mount, "sh", *command], text=True,
-                             capture_output=True, timeout=60)  # fmt: skip
-        if "denied" in ran.stderr or "not permitted" in ran.stderr:
-            pytest.skip(f"nobody may mount a disk here: {ran.stderr.strip()}")
+        ran = with_disk(options, fill, "--logs", "disk/logs", "a.py")
         assert ran.returncode == 2 and says in ran.stderr, ran
     assert not Path("started").exists()
 
 
 def test_help_says_every_exit_status_and_option():
-    said = subprocess.run([sys.executable, "-m", "mgpu_helpers", "cluster", "--help"],
-                          capture_output=True, text=True).stdout  # fmt: skip
+    said = ended("--help")[1]
     for word in ("--stalled", "--quiet", "124", "130", "--from {slurm}"):
         assert word in said
-    assert cluster.run.__doc__ and "stalled" in cluster.run.__doc__

@@ -236,23 +236,13 @@ def test_a_server_can_be_pretended_with_locks_of_its_own(tmp_path, monkeypatch, 
     assert allowed()[0] == "core" and not (tmp_path / "mgpu-jobs").exists()
 
 
-MINE = os.getuid()
-
-
-@pytest.mark.parametrize("free, processes, mine, says", [
-    (10, [], False, False),  # exactly a tenth
-    (9, [], False, True),
-    (9, [], True, False),
-    (None, None, False, False),
-    (50, [(MINE, True)], False, False),
-    (50, [(MINE + 1, False)], False, False),  # a desktop of somebody else
-    (50, [(MINE + 1, True)], True, True),
-    (50, [(None, True)], False, True),
-    (50, [(None, True)], True, False),
-    (50, [(None, False)], False, False),
+@pytest.mark.parametrize("free, processes", [
+    (10, []),  # exactly a tenth
+    (None, None),
+    (50, [(os.getuid() + 1, False), (None, False)]),  # a desktop
 ])  # fmt: skip
-def test_who_counts_as_another(free, processes, mine, says):
+def test_what_draws_or_is_not_known_does_not_count_as_another(free, processes):
     if processes is not None:
         processes = tuple(nvml.Process(1, None, None, *each) for each in processes)
     gpu = nvml.Gpu(0, "x", None, None, 100, None, free, *[None] * 4, processes)
-    assert bool(gpu.others(mine)) == says
+    assert not gpu.others()

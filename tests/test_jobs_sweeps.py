@@ -34,14 +34,14 @@ print(json.dumps(vars(parser.parse_args())))
 
 
 def test_argparse_gets_every_combination_as_it_was_given():
-    axes = {"shift": [-1e-3, 0.5], "batch_size": range(2), "text": ["a=b,c", "-x 'y'"]}
+    axes = {"shift": [-1e-3, 0.5], "batch_size": (8,), "text": ["a=b,c", "-x 'y'"]}
     found = jobs.grid(**axes)
     report = jobs.run([python(PARSES, *each) for each in found.values()], names=found)
     assert [dict(job.result) for job in report] == [
         dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
     ]
-    assert [job.name for job in report][-1] == "shift=0.5,batch_size=1,text=-x 'y'"
-    assert report[-1].log.name == "08_shift=0.5,batch_size=1,text=-x_y_.log"
+    assert [job.name for job in report][-1] == "shift=0.5,batch_size=8,text=-x 'y'"
+    assert report[-1].log.name == "04_shift=0.5,batch_size=8,text=-x_y_.log"
 
 
 @pytest.mark.parametrize("texts, want", [
