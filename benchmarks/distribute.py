@@ -27,7 +27,7 @@ GLOBAL_BATCH, STEPS, LEAST, TARGET = 512, 4, 3, 0.9
 
 
 def today(plan, network, images, labels):
-    """Return the towers of lesson 09 in today's code, as a function that takes a step."""
+    """Return the towers of lesson 07 in today's code, as a function that takes a step."""
     import tensorflow as tf
 
     from mgpu_helpers import towers

@@ -1,4 +1,4 @@
-"""Two models trained at once against the loop that trains one after the other (lesson 06).
+"""Two models trained at once against the loop that trains one after the other (lesson 18).
 
 python benchmarks/ensemble.py    writes results/ensemble.json
 """

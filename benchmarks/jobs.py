@@ -1,4 +1,4 @@
-"""What the runner of lesson 04 costs: its schedule, its own use of a core, and its speed-up.
+"""What the runner of lesson 16 costs: its schedule, its own use of a core, and its speed-up.
 
 python benchmarks/jobs.py      writes results/jobs.json
 """

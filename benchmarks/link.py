@@ -1,6 +1,6 @@
 """What crosses between workers, how long it takes over a slow link, and what the launcher costs.
 
-python benchmarks/link.py    writes results/link.json (lesson 17)
+python benchmarks/link.py    writes results/link.json (lesson 21)
 
 A slow link needs no root where an unprivileged user may have namespaces. Each worker then has a
 network of its own; all of them end with the process that made them, and leave nothing behind.

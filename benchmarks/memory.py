@@ -1,4 +1,4 @@
-"""What a Monitor costs a training, and what each memory option takes (lesson 02's lab).
+"""What a Monitor costs a training, and what each memory option takes (lesson 05's lab).
 
 python benchmarks/memory.py    writes results/memory.json, or results/memory-gpus.json on a GPU
 """

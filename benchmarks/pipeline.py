@@ -1,4 +1,4 @@
-"""A model cut in two: what each device holds, and what micro-batches gain (lessons 12, 14).
+"""A model cut in two: what each device holds, and what micro-batches gain (lessons 12, 13).
 
 python benchmarks/pipeline.py    writes results/pipeline.json
 """

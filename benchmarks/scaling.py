@@ -1,6 +1,6 @@
 """Published tables on this machine, and a cost model asked about rows it has not seen.
 
-python benchmarks/scaling.py    writes results/scaling.json (lessons 15 and 16)
+python benchmarks/scaling.py    writes results/scaling.json (lessons 19 and 20)
 """
 
 from __future__ import annotations

@@ -50,13 +50,13 @@ class Case(NamedTuple):
 
 
 def lesson(plan: devices.Plan, network: Any, setting: scaling.Setting) -> Way:
-    """Make a step of lessons 09 and 15, with Adam."""
+    """Make a step of lessons 07 and 19, with Adam."""
     step = Step(plan, network, setting)
     return Way(step, lambda: trace.session_step(step.session, step.train, step.feed)[1])
 
 
 def in_stages(plan: devices.Plan, pieces: int, batch: int) -> Way:
-    """Make a step of lesson 14, in pieces through two stages."""
+    """Make a step of lesson 13, in pieces through two stages."""
     import keras
     import tensorflow as tf
 

@@ -1,6 +1,6 @@
 """Count by hand, from the layers' shapes, what training a lesson's network holds.
 
-Lesson 03 counts the largest tensors so. `memory.predict` is compared with it.
+Lesson 09 counts the largest tensors so. `memory.predict` is compared with it.
 """
 
 from __future__ import annotations

@@ -284,5 +284,5 @@ print(model.jit_compile)
 
 
 def test_the_rules_notice_a_model_that_is_compiled_elsewhere():
-    """As lesson 06 once did: the metrics were on the first device, and the weights on the last."""
+    """As lesson 18 once did: the metrics were on the first device, and the weights on the last."""
     assert run_python(COMPILED, MGPU_MODE="cores").stdout == "True\nTrue\nFalse\n"

@@ -15,7 +15,7 @@ import pytest
 
 from check_notebooks import last_statement
 from lessons import read, tags
-from mgpu_helpers.lessons.checks import lesson_06, lesson_19
+from mgpu_helpers.lessons.checks import lesson_18, lesson_02
 from mgpu_helpers.lessons.checks.judge import (
     NotYet,
     call,
@@ -138,7 +138,7 @@ def bad_answers(name: str) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_bad_answer_gets_a_hint(plan, capsys, monkeypatch, name):
-    patients = lesson_19.lesson_19  # no bad answer trains its patient, so one serves them all
+    patients = lesson_02.lesson_02  # no bad answer trains its patient, so one serves them all
     monkeypatch.setattr(patients, "watched", functools.cache(patients.watched))
     for answer in bad_answers(name):
         CHECKS[name](answer, *MORE.get(name, []))
@@ -255,6 +255,6 @@ def test_a_right_answer_is_accepted(plan, capsys, tmp_path, number, nth, answer)
 def test_a_wrong_answer_gets_its_hint(plan, capsys, tmp_path, monkeypatch, number, nth, answer):
     *answer, hint = answer
     in_vain = "start all" in hint  # what does not start at once waits for the others up to a limit
-    monkeypatch.setattr(lesson_06, "LIMIT", 0.2 if in_vain else 2.0)
+    monkeypatch.setattr(lesson_18, "LIMIT", 0.2 if in_vain else 2.0)
     judge(number, nth, tuple(answer), tmp_path)
     assert hint in says_not_yet(capsys)

@@ -223,7 +223,7 @@ def test_a_runner_without_progress_says_what_it_waits_for(server):
 
 
 def test_a_server_can_be_pretended_with_locks_of_its_own(tmp_path, monkeypatch, capsys):
-    """As lesson 04 does; the settings that would hide it come back."""
+    """As lesson 16 does; the settings that would hide it come back."""
     monkeypatch.setenv("MGPU_MODE", "cores")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -149,8 +149,8 @@ def test_every_link_leads_somewhere(tmp_path):
     ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
     ("Docker shm-size", "docs/errors.html"),
     ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
-    ("worker xyzzy hangs", "notebooks/18_survive_on_several_machines.html"),  # one word is nowhere
-    ("why are two gpus not faster than one", "first: notebooks/19_find_out_why_it_is_not"),
+    ("worker xyzzy hangs", "notebooks/22_survive_on_several_machines.html"),  # one word is nowhere
+    ("why are two gpus not faster than one", "first: notebooks/02_find_out_why_it_is_not"),
 ])  # fmt: skip
 def test_search_finds(tab, words: str, page: str):
     tab.goto((SITE / "index.html").as_uri())
@@ -225,14 +225,14 @@ def test_two_clicks_lead_to(tab, task: str, hand: str, size: dict):
 
 # What people type, and the pages that answer it: one of them is to be among the first two.
 QUESTIONS = {
-    "out of memory": "errors 03 10", "OOM": "errors 03 10", "slow": "19", "multi worker": "17",
-    "NCCL": "errors 17", "my GPU is not used": "errors ten", "multi_gpu_model": "07 fit",
-    "gradient checkpointing": "10", "FSDP": "11", "tensor parallel": "13",
-    "pipeline parallel": "14", "ZeRO": "11", "data parallel": "07", "mixed precision": "10",
-    "gradient accumulation": "10", "DeepSpeed": "11 compare", "Horovod": "17 compare",
-    "hyperparameter search": "05", "TF_CONFIG": "17", "MirroredStrategy": "07",
-    "buy more GPUs": "16 calculator", "memory growth": "02", "CUDA_VISIBLE_DEVICES": "04",
-    "batch too large for GPU": "03 10", "worker killed": "18",
+    "out of memory": "errors 09 10", "OOM": "errors 09 10", "slow": "02", "multi worker": "21",
+    "NCCL": "errors 21", "my GPU is not used": "errors ten", "multi_gpu_model": "01 fit",
+    "gradient checkpointing": "10", "FSDP": "11", "tensor parallel": "14",
+    "pipeline parallel": "13", "ZeRO": "11", "data parallel": "01", "mixed precision": "10",
+    "gradient accumulation": "10", "DeepSpeed": "11 compare", "Horovod": "21 compare",
+    "hyperparameter search": "17", "TF_CONFIG": "21", "MirroredStrategy": "01",
+    "buy more GPUs": "20 calculator", "memory growth": "05", "CUDA_VISIBLE_DEVICES": "16",
+    "batch too large for GPU": "09 10", "worker killed": "22",
     "timeline": "traces", "trace": "traces", "what did my GPU do": "traces",
 }  # fmt: skip
 

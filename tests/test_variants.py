@@ -2,7 +2,7 @@
 
 `-m isa`: settings of oneDNN stand in for other people's processors: sums are taken in another
 order, and a trained loss moves in its third or fourth digit. `-m counts`: other numbers of devices.
-Lessons 04 and 05 are in neither: they start scripts on what the machine has, whatever MGPU_DEVICES
+Lessons 16 and 17 are in neither: they start scripts on what the machine has, whatever MGPU_DEVICES
 says. The browser's tests run all lessons with the other oneDNN, and by a GPU machine's rules.
 """
 
@@ -18,7 +18,7 @@ from conftest import longest_first, run_python
 from lessons import NOTEBOOKS as FOLDER
 from lessons import ROOT, environment, read
 
-NOTEBOOKS = [path for path in longest_first(FOLDER) if path.name[:2] not in ("04", "05")]
+NOTEBOOKS = [path for path in longest_first(FOLDER) if path.name[:2] not in ("16", "17")]
 
 
 def each_of(notebooks: list[Path]) -> pytest.MarkDecorator:

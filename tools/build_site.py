@@ -214,6 +214,19 @@ def write_scripts(folder: Path) -> None:
         (folder / f"{name}.rst").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_redirects(folder: Path) -> None:
+    """Let the address that a lesson had before it was renamed lead to it."""
+    for lesson in read():
+        if lesson.was:
+            to = f"{lesson.name}.html"
+            (folder / f"{lesson.was}.html").write_text(
+                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{lesson.title}</title>'
+                f'<meta http-equiv="refresh" content="0; url={to}">'
+                f'<link rel="canonical" href="{to}"><a href="{to}">{lesson.title}</a></html>\n',
+                encoding="utf-8",
+            )
+
+
 def main(arguments: list[str]) -> int:
     """Gather, write, and run Sphinx; return its exit status."""
     from sphinx.cmd.build import main as sphinx
@@ -225,7 +238,10 @@ def main(arguments: list[str]) -> int:
     write_scripts(SOURCE / "notebooks" / "scripts")
     shutil.rmtree(site, ignore_errors=True)
     options = ["-E", "-W", "--keep-going", "-q", "-d", str(SOURCE.parent / "site-doctrees")]
-    return sphinx([*options, "-c", str(ROOT / "docs"), str(SOURCE), str(site)])
+    status = sphinx([*options, "-c", str(ROOT / "docs"), str(SOURCE), str(site)])
+    if not status:
+        write_redirects(site / "notebooks")
+    return status
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from mgpu_helpers.trace.step import working
 
 FOLDER = ROOT / "docs" / "traces"
 STEPS = {  # by name: the lesson, its chart, the code of the last cell that runs, what traces a step
-    "two_towers": ("09", "timeline", "def shortest(step)", "shortest(steps['All devices'])"),
-    "uneven_towers": ("19", "timeline", "uneven = make_step(", "traces(uneven)[-1]"),
+    "two_towers": ("07", "timeline", "def shortest(step)", "shortest(steps['All devices'])"),
+    "uneven_towers": ("02", "timeline", "uneven = make_step(", "traces(uneven)[-1]"),
     "split_model": ("12", "timeline", "show(model", "trace.fit_step(model, digits.load(512))"),
-    "pipeline": ("14", "pipeline", "def staged",
+    "pipeline": ("13", "pipeline", "def staged",
                  "trace.fit_step(staged(build, 8), (images, labels))"),
 }  # fmt: skip
 TURNS = 30  # traces, of which the shortest is stored

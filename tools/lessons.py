@@ -66,6 +66,7 @@ class Lesson:
     what: str
     picture: str
     asked: str = ""
+    was: str = ""  # an earlier name, whose address on the site leads here
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Hold 600 MB of tensors under each memory option, and print what is taken. Lesson 02 runs it.
+"""Hold 600 MB of tensors under each memory option, and print what is taken. Lesson 05 runs it.
 
 TensorFlow reads these options once, when it starts, so each has a process of its own. All are
 forked from one that has imported TensorFlow and not started it, which saves its import. They see

@@ -1,6 +1,6 @@
 """Train a small Keras network on handwritten digits, and print what it has learnt as JSON.
 
-It names no device. Lesson 04 starts it with two widths.
+It names no device. Lesson 16 starts it with two widths.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Train the network of an article of 2017 in a graph and a Session, on one GPU.
 
-Lesson 22 starts it twice, with two widths of the hidden layer.
+Lesson 25 starts it twice, with two widths of the hidden layer.
 """
 
 import argparse

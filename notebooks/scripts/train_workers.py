@@ -1,6 +1,6 @@
 """Train a small Keras model with `fit`, alone or as one of several workers.
 
-Lessons 17 and 18 start it. The folder gets the model, and backups from which a restart goes on. The
+Lessons 21 and 22 start it. The folder gets the model, and backups from which a restart goes on. The
 last options let worker 1 be slow, be killed in attempt 0, and sleep in attempt 1.
 """
 

@@ -141,7 +141,7 @@ plt.show()
 # |---|---|
 # | Use it when | a model fits on a device, and gradients take longer to compute than to exchange |
 # | It costs | a copy of the model on each device, and an exchange of gradients in each step |
-# | Instead | [[10]] when the model does not fit; [[04]] when you have many scripts |
+# | Instead | [[10]] when the model does not fit; [[16]] when you have many scripts |
 #
 # ## By hand: one multiplication on all devices
 #
@@ -224,7 +224,7 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # Two GPUs are not faster at this product: copying the matrices to a GPU usually takes longer than
 # multiplying them there. Sharing pays if a device computes for longer than its data travels
-# ([[09]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
+# ([[07]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
 #
 # ## On your own
 #

@@ -19,7 +19,7 @@
 # `fit.use` takes a compiled model, and `fit.alone(model)` undoes it. The third line has to come
 # before the model is built.
 #
-# **You need** [[03]].
+# **You need** [[09]].
 
 # %%
 from mgpu_helpers import devices

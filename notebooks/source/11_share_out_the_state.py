@@ -24,7 +24,7 @@
 #
 # `fit.use` takes any built model. With `state="host"`, the host keeps all weights.
 #
-# **You need** [[03]] and [[09]].
+# **You need** [[09]] and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -83,7 +83,7 @@ show(model, model.fit(**train))
 #
 # | | |
 # |---|---|
-# | **Use it when** | weights, gradients and slots are most of what a step holds ([[03]]) |
+# | **Use it when** | weights, gradients and slots are most of what a step holds ([[09]]) |
 # | **It costs** | all weights and all gradients cross between devices in each step |
 # | **Instead** | recompute activations, if they are most ([[10]]) |
 #

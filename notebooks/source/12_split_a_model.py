@@ -20,7 +20,7 @@
 # model.fit(images, labels)
 # ```
 #
-# **You need** [[01]] and [[03]].
+# **You need** [[04]] and [[09]].
 
 # %%
 from mgpu_helpers import devices
@@ -98,7 +98,7 @@ show(model, model.fit(**train))
 # %% [markdown]
 # The losses are the same, and nearly all weights are on the last device. Suppose that a device has
 # 25 MB, the dashed line. Does a whole step fit, and does each stage? `use_of` counts what fills the
-# memory at the peak of a step ([[03]]):
+# memory at the peak of a step ([[09]]):
 
 # %% tags=["varies", "cover"]
 data = images, labels
@@ -267,7 +267,7 @@ show_crossing(step)
 # | **Use it when** | the weights and slots, or one example, are too large for a device |
 # | **It costs** | the devices take turns, so two are hardly faster than one; activations cross |
 # | **Instead** | recompute activations ([[10]]), or give each weight an owner ([[11]]) |
-# | **With it** | [[14]] keeps both devices busy, and [[13]] splits a single layer |
+# | **With it** | [[13]] keeps both devices busy, and [[14]] splits a single layer |
 #
 # ## On GPUs
 #
@@ -334,7 +334,7 @@ checks.crossing(crossing)
 #
 # ## In practice
 #
-# Ask `memory.plan` ([[03]]) first, and split the model if nothing cheaper fits. Build it on the
+# Ask `memory.plan` ([[09]]) first, and split the model if nothing cheaper fits. Build it on the
 # host, paste the line, and trace one step.
 #
 # Next: [[next]].

@@ -1,8 +1,8 @@
 """The command `mgpu`, which is also `python -m mgpu_helpers`: say what this machine is.
 
 `mgpu train.py` runs a script as it is, with what its `fit` trains on all devices.
-`mgpu run a.py b.py` gives each script a device of its own, as lesson 04 does; `mgpu cluster
-train.py` runs one script as all workers of a cluster, as lesson 17; `mgpu plan train.py:build
+`mgpu run a.py b.py` gives each script a device of its own, as lesson 16 does; `mgpu cluster
+train.py` runs one script as all workers of a cluster, as lesson 21; `mgpu plan train.py:build
 --batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons.
 """
 

@@ -3,7 +3,7 @@
 A `concurrent.futures.ThreadPoolExecutor` starts the threads. Here is what it has not: a member that
 fails, and Ctrl-C, end the others after the step they are in; each works on its own device; and what
 would train on other batches than was meant is refused. For predictions the pool is enough, see
-`vote`. Lesson 06 trains with the pool alone, by `fit`.
+`vote`. Lesson 18 trains with the pool alone, by `fit`.
 """
 
 from __future__ import annotations

@@ -1,96 +1,81 @@
 """Answers to the exercises of lesson 01: right ones, and wrong ones with their hints."""
 
-FORMULA = "tf.reduce_sum(tf.reduce_sum(x, axis=0) * tf.reduce_sum(x, axis=1))"  # the same number
-
 RIGHT = {
     1: [
         """
-def gradients(x, a, b):
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch([a, b])
-        with tf.device(ends[0]):
-            middle = x @ a
-        with tf.device(ends[1]):
-            value = tf.reduce_sum((middle @ b) ** 2)
-    with tf.device(ends[1]):
-        of_middle, of_b = tape.gradient(value, [middle, b])
-    with tf.device(ends[0]):
-        return [tape.gradient(middle, a, of_middle), of_b]
+def evaluate(strategy, losses_of, data):
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+    for batch in strategy.experimental_distribute_dataset(data):
+        strategy.run(lambda x: mean.update_state(losses_of(x)), args=(batch,))
+    return mean.result()
 """,
         """
-@tf.function
-def gradients(x, a, b):
-    with tf.device(ends[0]):
-        middle = tf.einsum("ij,jk->ik", x, a)
-    with tf.device(ends[1]):
-        of_product = 2 * tf.matmul(middle, b)
-        of_middle = tf.matmul(of_product, b, transpose_b=True)
-        of_b = tf.matmul(middle, of_product, transpose_a=True)
-    with tf.device(ends[0]):
-        return tf.matmul(x, of_middle, transpose_a=True), of_b
+def evaluate(strategy, losses_of, data):
+    total, count, n = 0.0, 0, strategy.num_replicas_in_sync
+    for values in data:
+        more = [[0, -len(values) % n]]
+        whole = (tf.pad(values, more), tf.pad(tf.ones_like(values), more))
+        whole = tf.data.Dataset.from_tensors(whole)
+        for parts in strategy.experimental_distribute_dataset(whole):
+            found = strategy.run(lambda x, real: tf.reduce_sum(real * losses_of(x)), args=parts)
+            total += float(strategy.reduce("SUM", found, axis=None))
+        count += len(values)
+    return total / count
 """,
     ],
     2: [
         """
-@tf.function
-def add_entries(x):
-    total = 0
-    for device in plan.devices:
-        with tf.device(device):
-            whole = tf.cast(x, tf.int32)
-            mine = tf.reduce_sum(tf.matmul(whole, whole))
-        with tf.device(plan.host):
-            total += mine
-    return total
+def leaves_empty(examples, batch, replicas):
+    while examples > 0:
+        left = size = min(batch, examples)
+        for _ in range(replicas):
+            if left <= 0:
+                return True
+            left -= int(np.ceil(size / replicas))
+        examples -= size
+    return False
 """,
-        ("tf.reduce_sum(tf.matmul(x, x))", "tf.stop_gradient(tf.reduce_sum(tf.matmul(x, x)))"),
+        """
+def leaves_empty(examples, batch, replicas):
+    sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
+    return any(size <= (replicas - 1) * np.ceil(size / replicas) for size in sizes)
+""",
     ],
 }
 
+EACH = "np.concatenate([strategy.gather(each, axis=0) for each in losses])"
+
 WRONG = {
     1: [
-        ("gradients = lambda x, a, b: (a, b)", "the gradient of a is wrong: this is a itself"),
-        ("of_a, of_b\n", "of_a\n", "two gradients are wanted, not 5"),
-        ("of_a, of_b\n", "of_b, of_a\n", "the gradient of a is wanted"),
-        ("(middle, a, of_middle)", "(middle, a)", "it begins with that of middle"),
-        (") ** 2)", "))", "the gradient of a is wrong: the function as it was"),
-        ("with tf.device(ends[0]), tf", "with tf.device(ends[1]), tf",
-         "no forward product ran on /CPU:1: leave the one with a"),
-        ("        of_middle, of_b", "    of_middle, of_b",
-         "/CPU:1 computed the gradient of middle and the gradient of b instead of /CPU:2: call"),
-        ("    with tf.device(ends[0]):\n        of_a", "    with tf.device(ends[1]):\n        of_a",
-         "/CPU:2 computed the gradient of a instead of /CPU:1: call gradient for that"),
-        # Each weight's gradient in the block of its device, but not that of middle.
-        ("""
-def gradients(x, a, b):
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch([a, b])
-        with tf.device(ends[0]):
-            middle = x @ a
-        with tf.device(ends[1]):
-            value = tf.reduce_sum((middle @ b) ** 2)
-    with tf.device(ends[1]):
-        of_b = tape.gradient(value, b)
-    with tf.device(ends[0]):
-        return tape.gradient(value, a), of_b
-""", "/CPU:1 computed the gradient of middle instead of /CPU:2"),
-        ("return of_a, of_b", "return of_a, of_b + 0 * tf.matmul(middle, x, True)[0, 0]",
-         "6 products ran"),
+        (EACH, "[part.numpy().mean() for each in losses "
+         "for part in strategy.experimental_local_results(each)]", "is not a number"),
+        ("np.mean", "np.sum", "divide by the number of examples"),
+        (EACH, "[np.concatenate(strategy.experimental_local_results(each)).mean() "
+         "for each in losses]", "counts as much as the others"),
+        (f"np.mean({EACH})", "np.average([np.mean([part.numpy().mean() for part in "
+         "strategy.experimental_local_results(each) if len(part)]) for each in losses], "
+         "weights=[len(batch) for batch in data])", "a replica with fewer examples"),
+        ("(data)", "(data.unbatch().batch(2 * len(plan), drop_remainder=True))", "left out"),
+        ("strategy.run(losses_of, args=(batch,))", "losses_of(batch)", "in batches]", "in data]",
+         EACH, "np.concatenate(losses)", "strategy.run"),
+        ("strategy.experimental_distribute_dataset(data)", "data",
+         EACH, "np.concatenate([strategy.experimental_local_results(each)[0] for each in losses])",
+         "a replica computed"),
+        ("strategy.experimental_distribute_dataset(data)", "data", f"np.mean({EACH})",
+         "sum(strategy.reduce('SUM', each, axis=0) for each in losses) "
+         "/ sum(len(batch) for batch in data)", "not all of the batch"),
+        (f"np.mean({EACH})", "sum(strategy.reduce('SUM', each, axis=0) for each in losses) "
+         "/ (len(next(iter(data))) * len(losses))", "has fewer examples"),
     ],
     2: [
-        ("add_entries = lambda x: tf.reduce_sum(tf.matmul(x, x))", "the sum is"),
-        ("add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
-         "no matrix product ran on /CPU:2"),
-        ("(x, x))", "(x, x), axis=0)", "add_n(sums)", "reduce_sum(tf.add_n(sums))", "/CPU:1 sent"),
-        # Sums outside of the blocks: the first device makes them, the others send their products.
-        ("    sums.append(tf.reduce_sum(tf.matmul(x, x)))",
-         "    product = tf.matmul(x, x)\n        sums.append(tf.reduce_sum(product))",
-         "/CPU:2 sent 22,500 bytes: add up the entries of its product"),
-        ("add_n(sums)", "add_n(sums) + 0 * tf.reduce_sum(tf.matmul(x, x + 1))",
-         "/CPU:0 multiplies"),
-        # A product that counts for nothing, beside a formula.
-        ("tf.reduce_sum(tf.matmul(x, x))", FORMULA + " + 0 * tf.matmul(x, x)[0, 0]",
-         "the products on /CPU:1 add 0 to the sum"),
-        ("(tf.matmul(x, x))", "(tf.cast(tf.matmul(x, x), tf.float64))", "only 4"),
+        ("leaves_empty = lambda examples, batch, replicas: examples % batch % replicas > 0",
+         "should be False"),
+        ("{min(batch, examples), examples % batch}", "{examples % batch}", "first"),
+        (">= size", "> size", "should be True"),
+        ("leaves_empty = lambda examples, batch, replicas: (lambda last: "
+         "-(-last // replicas) * (replicas - 1) >= last)(examples % batch or batch)", "first"),
+        ("leaves_empty = lambda examples, batch, replicas: "
+         "min(batch, examples, examples % batch or batch) < replicas", "should be True"),
     ],
 }

@@ -1,38 +1,91 @@
 """Answers to the exercises of lesson 02: right ones, and wrong ones with their hints."""
 
+OWN = """
+causes = {1, 4, 5}
+
+
+def treat(model, data):
+    weights, ready = model.trainable_variables, list(data)
+
+    def tower(x, y):
+        with tf.GradientTape() as tape:
+            loss = model.loss(y, model(x, training=True))
+        return tape.gradient(loss, weights)
+
+    @tf.function
+    def step(x, y):
+        shards = [towers.split(part, len(plan)) for part in (x, y)]
+        mean = towers.average(towers.run(tower, plan.devices, *shards), device=plan.devices[0])
+        with tf.device(plan.devices[0]):
+            model.optimizer.apply(mean, weights)
+
+    def one_pass():
+        for x, y in ready:
+            step(x, y)
+
+    return one_pass
+"""
+
 RIGHT = {
     1: [
         """
-def prepare(gpus):
-    *_, a, b = gpus
-    tf.config.set_visible_devices([a, b], "GPU")
-    tf.config.experimental.set_memory_growth(a, True)
-    tf.config.experimental.set_memory_growth(b, True)
-    return a, b
+def replay_over(ops, link):
+    ends = {}
+    for name, (device, seconds, needs) in ops.items():
+        before = [n for n in ends if ops[n][0] == device]
+        come = [ends[n] + link for n in needs if ops[n][0] != device]
+        ends[name] = seconds + max([0, *come, *(ends[n] for n in before)])
+    return float(max(ends.values()))
 """,
-        ("(gpus[-2:]", "([gpus[-1], gpus[-2]]",
-         "in gpus[-2:]", 'in tf.config.get_visible_devices("GPU")'),
+        """
+def replay_over(ops, link):  # the rule itself: each device takes what is ready first
+    ends, free, left = {}, {}, list(ops)
+    while left:
+        starts = {}
+        for name in left:
+            device, _, needs = ops[name]
+            if all(n in ends for n in needs):
+                come = [ends[n] + link * (ops[n][0] != device) for n in needs]
+                starts[name] = max([0, free.get(device, 0), *come])
+        name = min(starts, key=starts.get)
+        ends[name] = free[ops[name][0]] = starts[name] + ops[name][1]
+        left.remove(name)
+    return tf.constant(max(ends.values()))
+""",
     ],
     2: [
-        """
-def limit_for(total, overhead, n):
-    return (total - n * overhead) // n
-""",
-        "limit_for = lambda total, overhead, n: np.floor(total / n) - overhead",
+        ("{1, 4, 5}", "[5, 4, 1]",
+         "model.run_eagerly = False", "model.compile(model.optimizer, model.loss)"),
+        OWN,
     ],
 }
 
 WRONG = {
     1: [
-        ("in gpus[-2:]", "in gpus[-1:]", "no growth is set on"),
-        ("(gpus[-2:]", "([]", "sees none"),
-        (', "GPU"', "", "it hides the CPU"),
-        ("(gpu, True)", "(gpu, True)\n        tf.config.set_logical_device_configuration(gpu, "
-         "[tf.config.LogicalDeviceConfiguration(memory_limit=9)])", "takes the growth away"),
-        ("(gpu, True)", "(gpu, True)\n    tf.config.list_logical_devices()",
-         "it started TensorFlow"),
+        (" + link * (ops[other][0] != device)", "", "*ready])",
+         "*ready]) + link * any(ops[n][0] != device for n in needs)", "and b; yours gives 8 s"),
+        ("max(ends.values())", "ends[name]", "yours gives 2 s"),
+        ("return", "return ops.popitem() and", "it changes the operations"),
     ],
     2: [
-        ("- overhead", "- overhead - 1", "fill the GPU as far as"),
+        ("{1, 4, 5}", "{1, 4, 5, 8}", "cause 8 is none of them"),
+        ("{1, 4, 5}", "{1, 4, 9}", "9 is none of them"),
+        ("""
+causes = {1, 4, 5}
+
+
+def treat(model, data):
+    start = model.get_weights()
+    lesson_02.fit(model, data)
+    end = model.get_weights()
+    model.set_weights(start)
+    return lambda: model.set_weights(end)
+""", "the weights are not those"),
+        ("{1, 4, 5}", "{1, 4, 8}", "look at which devices worked"),
+        ("data.cache()", "data", "cause 1 is left: a later pass reads 4 of its 4 batches"),
+        (".cache()", ".take(2)", "the weights are not those"),
+        ("    fit.use(model, plan)\n", "", "cause 5 is left"),
+        ("    model.run_eagerly = False\n", "", "cause 4 is left: in a pass Python calls"),
+        (OWN.replace("@tf.function", ""), "cause 4 is left: in a pass Python calls"),
     ],
 }

@@ -3,40 +3,52 @@
 RIGHT = {
     1: [
         """
-import numpy as np
-
-def peak(kept, batch):
-    kept = np.array(kept)
-    return np.max(np.cumsum(kept) + kept + np.append(0, kept[:-1])) * 4 * batch
+def weighted(losses, weights):
+    total = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(weights))
+    return fit.loss(tf.reduce_sum(weights * losses) / total, "sum")
 """,
         """
-def peak(kept, batch):
-    most = 0
-    while kept:
-        most = max(most, sum(kept) + sum(kept[-2:]))
-        kept.pop()
-    return 4.0 * batch * most
+def weighted(losses, weights):
+    count = tf.math.maximum(tf.reduce_sum(weights), 1e-9)
+    return fit.loss(tf.tensordot(losses, weights, 1) / count, count)
 """,
     ],
     2: [
-        "train = lambda step, steps: [float(step()[0]) for _ in range(steps)]",
         """
-def train(step, steps):
-    losses = [step()[0] for _ in range(steps)]
-    return [float(loss) for loss in losses]
+def kind(loss, x):
+    head, tail = x[:2], x[2:]
+    shared = (len(head) * loss(head) + len(tail) * loss(tail)) / len(x)
+    if abs(shared - loss(x)) < 1e-9:
+        return "mean"
+    if abs(loss(head) + loss(tail) - loss(x)) < 1e-9:
+        return "sum"
+    return "neither"
+""",
+        """
+def kind(loss, x):
+    first = loss(x[:3])
+    last = loss(x[3:])
+    ways = {"sum": first + last, "mean": np.average([first, last], weights=[3, len(x) - 3])}
+    for name, value in ways.items():
+        if np.allclose(value, loss(x)):
+            return name
+    return "neither"
 """,
     ],
 }
 
+VALUE = "tf.math.divide_no_nan(tf.reduce_sum(weights * losses), count)"
+
 WRONG = {
-    1: [("before[i]", "sum(kept[i + 1 : i + 2])", "add the outputs")],
-    2: [
-        ("losses.append(float(loss))", "losses.append((loss, tape))", "outlived the training"),
-        ("        del tape", "", "1 earlier tape"),
-        ("range(steps)", "range(5)", "step was called 5 times"),
-        ("def train(step, steps):\n    return (float(step()[0]) for _ in range(steps))",
-         "a generator"),
-        ("float(loss)", "loss", "float(loss) makes a number"),
-        ("return losses", "return losses[::-1]", "in order"),
+    1: [
+        (f"fit.loss({VALUE}, count)", VALUE, "fit refuses it"),
+        (f"{VALUE}, count", f'{VALUE}, "mean"', "counts by its number of examples"),
+        (f"{VALUE}, count", f'{VALUE}, "sum"', "added up as a sum"),
+        (f"fit.loss({VALUE}, count)", "tf.reduce_mean(weights * losses)", "divide by the sum"),
+        (f"fit.loss({VALUE}, count)", "tf.reduce_sum(weights * losses)", "it is not divided"),
+        (VALUE, "tf.reduce_sum(weights * losses) / count", "tf.math.divide_no_nan"),
+        (f"{VALUE}, count", f"{VALUE}, tf.math.count_nonzero(weights)", "are not 0"),
+        (f"fit.loss({VALUE}, count)", "weights * losses", "return one number"),
+        (f"fit.loss({VALUE}, count)", "tf.reduce_mean(losses)", "the weights have no effect"),
     ],
 }

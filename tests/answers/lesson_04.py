@@ -1,48 +1,96 @@
 """Answers to the exercises of lesson 04: right ones, and wrong ones with their hints."""
 
+FORMULA = "tf.reduce_sum(tf.reduce_sum(x, axis=0) * tf.reduce_sum(x, axis=1))"  # the same number
+
 RIGHT = {
     1: [
-        "outside = lambda visible, device: "
-        "list(map(int, visible.split(',')))[int(device.split(':')[1])]",
-        ("def", "import tensorflow as tf\n\n\ndef", "return int(visible.split(\",\")[inside])",
-         "return tf.constant([int(n) for n in visible.split(',')])[inside]"),
+        """
+def gradients(x, a, b):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([a, b])
+        with tf.device(ends[0]):
+            middle = x @ a
+        with tf.device(ends[1]):
+            value = tf.reduce_sum((middle @ b) ** 2)
+    with tf.device(ends[1]):
+        of_middle, of_b = tape.gradient(value, [middle, b])
+    with tf.device(ends[0]):
+        return [tape.gradient(middle, a, of_middle), of_b]
+""",
+        """
+@tf.function
+def gradients(x, a, b):
+    with tf.device(ends[0]):
+        middle = tf.einsum("ij,jk->ik", x, a)
+    with tf.device(ends[1]):
+        of_product = 2 * tf.matmul(middle, b)
+        of_middle = tf.matmul(of_product, b, transpose_b=True)
+        of_b = tf.matmul(middle, of_product, transpose_a=True)
+    with tf.device(ends[0]):
+        return tf.matmul(x, of_middle, transpose_a=True), of_b
+""",
     ],
     2: [
         """
-from collections import ChainMap
-
-def environment(device):
-    given = {"CUDA_VISIBLE_DEVICES": str(device), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return ChainMap(given, os.environ)
+@tf.function
+def add_entries(x):
+    total = 0
+    for device in plan.devices:
+        with tf.device(device):
+            whole = tf.cast(x, tf.int32)
+            mine = tf.reduce_sum(tf.matmul(whole, whole))
+        with tf.device(plan.host):
+            total += mine
+    return total
 """,
-        """
-from unittest import mock
-
-def environment(device):
-    with mock.patch.dict(os.environ):
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        return os.environ.copy()
-""",
+        ("tf.reduce_sum(tf.matmul(x, x))", "tf.stop_gradient(tf.reduce_sum(tf.matmul(x, x)))"),
     ],
 }
 
 WRONG = {
     1: [
-        ("visible.split(\",\")[inside]", "visible[2 * inside]", "/GPU:2 is 12"),
-        ("device.rpartition(\":\")[2]", "device[-1]", "/GPU:11 is 10"),
-        ("return ", "return [3, 4, 12, 5, 7, 1, 2, 6, 8, 9, 13, 10, 0, 11, 14][inside] or ",
-         "with '"),
+        ("gradients = lambda x, a, b: (a, b)", "the gradient of a is wrong: this is a itself"),
+        ("of_a, of_b\n", "of_a\n", "two gradients are wanted, not 5"),
+        ("of_a, of_b\n", "of_b, of_a\n", "the gradient of a is wanted"),
+        ("(middle, a, of_middle)", "(middle, a)", "it begins with that of middle"),
+        (") ** 2)", "))", "the gradient of a is wrong: the function as it was"),
+        ("with tf.device(ends[0]), tf", "with tf.device(ends[1]), tf",
+         "no forward product ran on /CPU:1: leave the one with a"),
+        ("        of_middle, of_b", "    of_middle, of_b",
+         "/CPU:1 computed the gradient of middle and the gradient of b instead of /CPU:2: call"),
+        ("    with tf.device(ends[0]):\n        of_a", "    with tf.device(ends[1]):\n        of_a",
+         "/CPU:2 computed the gradient of a instead of /CPU:1: call gradient for that"),
+        # Each weight's gradient in the block of its device, but not that of middle.
+        ("""
+def gradients(x, a, b):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([a, b])
+        with tf.device(ends[0]):
+            middle = x @ a
+        with tf.device(ends[1]):
+            value = tf.reduce_sum((middle @ b) ** 2)
+    with tf.device(ends[1]):
+        of_b = tape.gradient(value, b)
+    with tf.device(ends[0]):
+        return tape.gradient(value, a), of_b
+""", "/CPU:1 computed the gradient of middle instead of /CPU:2"),
+        ("return of_a, of_b", "return of_a, of_b + 0 * tf.matmul(middle, x, True)[0, 0]",
+         "6 products ran"),
     ],
     2: [
-        ("os.environ | {", "os.environ | {'PATH': '',", "rest of the environment is lost"),
-        ("\"CUDA_DEVICE_ORDER\": \"PCI_BUS_ID\",", "", "set CUDA_DEVICE_ORDER"),
-        ("str(device)", "device", "is not text"),
-        ("def", "copy = dict(os.environ)\n\n\ndef", "return os.environ | {", "copy.update({",
-         "    }", "    })\n    return copy", "make a copy each time"),
-        ("str(device)", "','.join(map(str, range(device + 1)))",
-         "the child sees CUDA_VISIBLE_DEVICES='0,1,2"),
-        ("return os.environ | {", "os.environ.update({", "    }", "    })\n    return os.environ",
-         "it changed this notebook's environment"),
+        ("add_entries = lambda x: tf.reduce_sum(tf.matmul(x, x))", "the sum is"),
+        ("add_entries = lambda x: len(plan) * tf.reduce_sum(tf.matmul(x, x))",
+         "no matrix product ran on /CPU:2"),
+        ("(x, x))", "(x, x), axis=0)", "add_n(sums)", "reduce_sum(tf.add_n(sums))", "/CPU:1 sent"),
+        # Sums outside of the blocks: the first device makes them, the others send their products.
+        ("    sums.append(tf.reduce_sum(tf.matmul(x, x)))",
+         "    product = tf.matmul(x, x)\n        sums.append(tf.reduce_sum(product))",
+         "/CPU:2 sent 22,500 bytes: add up the entries of its product"),
+        ("add_n(sums)", "add_n(sums) + 0 * tf.reduce_sum(tf.matmul(x, x + 1))",
+         "/CPU:0 multiplies"),
+        # A product that counts for nothing, beside a formula.
+        ("tf.reduce_sum(tf.matmul(x, x))", FORMULA + " + 0 * tf.matmul(x, x)[0, 0]",
+         "the products on /CPU:1 add 0 to the sum"),
+        ("(tf.matmul(x, x))", "(tf.cast(tf.matmul(x, x), tf.float64))", "only 4"),
     ],
 }

@@ -3,33 +3,36 @@
 RIGHT = {
     1: [
         """
-def wall(seconds, n):
-    waiting, running, now = list(seconds), [], 0
-    while waiting or running:
-        while waiting and len(running) < n:
-            running.append(now + waiting.pop(0))
-        now = min(running)
-        running.remove(now)
-    return now
+def prepare(gpus):
+    *_, a, b = gpus
+    tf.config.set_visible_devices([a, b], "GPU")
+    tf.config.experimental.set_memory_growth(a, True)
+    tf.config.experimental.set_memory_growth(b, True)
+    return a, b
 """,
-        ("def", "import numpy as np\n\n\ndef", "[0] * n", "np.zeros(n)",
-         "free_at.index(min(free_at))", "free_at.argmin()"),
+        ("(gpus[-2:]", "([gpus[-1], gpus[-2]]",
+         "in gpus[-2:]", 'in tf.config.get_visible_devices("GPU")'),
     ],
     2: [
-        ("def", "import numpy as np\n\n\ndef", "return [", "return np.array([",
-         '"done"]', '"done"])'),
-        ("return [", "return tuple(", '"done"]', '"done")'),
+        """
+def limit_for(total, overhead, n):
+    return (total - n * overhead) // n
+""",
+        "limit_for = lambda total, overhead, n: np.floor(total / n) - overhead",
     ],
 }
 
 WRONG = {
     1: [
-        ("+= length", "+= int(length)", "2 devices take 4, not 3"),
-        ("return", "seconds.sort()\n    return", "it changed the list of seconds"),
+        ("in gpus[-2:]", "in gpus[-1:]", "no growth is set on"),
+        ("(gpus[-2:]", "([]", "sees none"),
+        (', "GPU"', "", "it hides the CPU"),
+        ("(gpu, True)", "(gpu, True)\n        tf.config.set_logical_device_configuration(gpu, "
+         "[tf.config.LogicalDeviceConfiguration(memory_limit=9)])", "takes the growth away"),
+        ("(gpu, True)", "(gpu, True)\n    tf.config.list_logical_devices()",
+         "it started TensorFlow"),
     ],
     2: [
-        ("newest.get(name)", "newest[name]", "it raises KeyError"),
-        ("return [name for name in names if newest.get(name) != \"done\"]",
-         "return {name for name in names if newest.get(name) != 'done'}", "return a list of names"),
+        ("- overhead", "- overhead - 1", "fill the GPU as far as"),
     ],
 }

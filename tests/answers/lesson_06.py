@@ -1,92 +1,92 @@
 """Answers to the exercises of lesson 06: right ones, and wrong ones with their hints."""
 
+CELLS = [
+    "hidden = [layers.Dense", "def saliency(x", "def on_each(function, devices, *shards):",
+    "def make_parallel(function, devices):",
+]
+
+MEAN = """
+def mean_map(x):
+    means = []
+    with tf.device(plan.host):
+        shards = tf.split(x, len(plan))
+    for device, shard in zip(plan.devices, shards):
+        with tf.device(device):
+            means.append(tf.reduce_mean(saliency(shard), axis=0))
+    with tf.device(plan.devices[0]):
+        return tf.add_n(means) / len(plan)
+"""
+
+AROUND = """
+def mean_map(x):
+    with tf.device(plan.host):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            scores = make_parallel(lambda x: tf.reduce_max(model(x), axis=1), plan.devices)(x)
+        return tf.reduce_mean(tape.gradient(scores, x), axis=0)
+"""
+
 RIGHT = {
     1: [
+        ("    def", "    @tf.function\n    def"),
         """
-def trains(model, step):
-    before = [weight.numpy().tobytes() for weight in model.trainable_weights]
-    step()
-    return before != [weight.numpy().tobytes() for weight in model.trainable_weights]
-""",
-        """
-def trains(model, step):
-    before = [tf.identity(variable.value) for variable in model.trainable_variables]
-    step()
-    pairs = zip(before, model.trainable_variables)
-    return bool(sum(int(tf.math.count_nonzero(a != b.value)) for a, b in pairs))
+def make_parallel_uneven(function, devices):
+    def parallel(**batches):
+        shards = zip(*[np.array_split(batch, len(devices)) for batch in batches.values()])
+        outputs = []
+        for device, shard in zip(devices, shards):
+            with tf.device(device):
+                outputs.append(function(*shard))
+        return np.concatenate(outputs)
+
+    return parallel
 """,
     ],
     2: [
-        """
-def run_all(functions):
-    results = [None] * len(functions)
-    def call(i):
-        try:
-            results[i] = functions[i]()
-        except Exception as error:
-            results[i] = error
-    threads = [threading.Thread(target=call, args=[i]) for i in range(len(functions))]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    return results
-""",
-        """
-def run_all(functions):
-    def kept(function):
-        try:
-            return function()
-        except Exception as error:
-            return error
-    with ThreadPoolExecutor(len(functions)) as pool:
-        return list(pool.map(kept, functions))
-""",
-        """
-def run_all(functions):
-    pool = ThreadPoolExecutor(len(functions))
-    calls = [pool.submit(function) for function in functions]
-    return [call.exception() if call.exception() else call.result() for call in calls]
-""",
+        MEAN,
+        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
+         "tf.reduce_sum(saliency(x), axis=0)[None]",
+         "return tf.reduce_mean(make", "with tf.device(plan.host):\n        return 1 / len(x) * "
+         "tf.reduce_sum(make"),
     ],
 }
 
 WRONG = {
     1: [
-        ("[weight.numpy() for weight in model.trainable_variables]",
-         "[*model.trainable_variables]", "a != b.numpy()", "a.numpy() != b.numpy()",
-         "were the numbers copied before the step?"),
-        ("trainable_variables", "weights", "which nobody trains, and it says True"),
-        ("np.any(a != b.numpy())", "not np.allclose(a, b.numpy())", "by a millionth"),
-        ("np.any(a != b.numpy())", "np.sum(a) != np.sum(b.numpy())", "change places"),
-        ("np.any(a != b.numpy())", "np.all(a != b.numpy())", "one number of the last bias"),
-        ("    step()", "    step(), step()", "called 2 times"),
-        ("model.trainable_variables", "model.trainable_variables[-2:]", "of the first layer"),
-        ("    return any(", "    pairs = list(zip(before, model.trainable_variables))\n"
-         "    moved = any(np.any(a != b.numpy()) for a, b in pairs)\n"
-         "    [b.assign(a) for a, b in pairs]\n    return moved or any(",
-         "leave what the step made"),
-        ("    return any(", "    return model.optimizer.iterations > 0 or any(", "return True or"),
+        ("make_parallel_uneven = lambda f, d: make_parallel(f, d)", "sizes that add up to 11"),
+        ("[least + 1] * more + [least] * (len(devices) - more)",
+         "[least + more] + [least] * (len(devices) - 1)", "differ by one at most"),
+        ("    return parallel\n", "", "return the function that cuts and joins, not None"),
+        ("on_each(function, devices", "on_each(function, [plan.host] * len(devices)",
+         "is tf.device in the loop?"),
+        ("*shards)", "*shards)[::-1]", "not those of the whole batch, in order"),
+        ("in batches]", "in batches[:2]]", "of 3 batches it got 2"),
+        ("tf.device(plan.host)", "tf.name_scope('a')", "/CPU:1 cut the batch"),
+        ("            return", "        return", "/CPU:1 joined the batch"),
     ],
     2: [
-        ("call.exception() or call.result()", "None if call.exception() else call.result()",
-         "that exception is wanted, not None"),
-        ("[pool.submit(function) for function in functions]",
-         "[pool.submit(function) for function in functions][::-1]",
-         "in the order of the functions"),
-        ("ThreadPoolExecutor(len(functions))", "ThreadPoolExecutor(1)", "start all, then join all"),
-        ("call.exception() or call.result()", "call.exception() or call.result() or 'nothing'",
-         "None is wanted, not 'nothing'"),
-        ("    return [call.exception() or call.result() for call in calls]",
-         "    results = []\n    for call in calls:\n        try:\n"
-         "            results.append(call.result())\n        except ValueError as error:\n"
-         "            results.append(error)\n    return results", "in its place of the list"),
-        ("for call in calls]", "for call in calls if functions.clear() is None]",
-         "it changed the list of functions"),
-        ("    return [", "    return []  # [", "5 results, not 0"),
-        ("call.exception() or call.result()", "call.exception()", "'result 0' is wanted, not None"),
-        ("call.exception() or call.result()", "call", "the list holds futures"),
-        ("pool.submit(function)", "pool.submit(function())", "start all, then join all"),
-        ("    with", "    late = [lambda: function() for function in functions]\n    with",
-         "pool.submit(function) for function in functions", "pool.submit(each) for each in late",
-         "does a lambda look its function up when the loop has ended?"),
+        ("mean_map = lambda x: tf.reduce_mean(saliency(x), axis=0)", "did nothing"),
+        ("mean_map = lambda x: tf.reduce_sum(saliency(x), axis=0)", "the sum over all images"),
+        ("return tf.reduce_mean(make_parallel(mean_of_shard, plan.devices)(x), axis=0)",
+         "return make_parallel(mean_of_shard, plan.devices)(x)", "the means of the shards"),
+        (MEAN.replace("tf.split(x, len(plan))", "[x] * len(plan)"), "more than its shard"),
+        (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
+        ("mean_map = lambda x: tf.reduce_mean(make_parallel(saliency, plan.devices)(x), axis=0)",
+         "sent more than one image: take the mean of a shard"),
+        (MEAN.replace("tf.split", "np.split"), "which NumPy does not take: use tf.split"),
+        (MEAN.replace(" / len(plan)", ""), "means were added"),
+        (MEAN.replace("tf.add_n(means) / len(plan)", "means[0]"), "the mean of one shard"),
+        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
+         "tf.reduce_sum(saliency(x), axis=0, keepdims=True)", "a shard's sum is no mean"),
+        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
+         "saliency(tf.reduce_mean(x, axis=0, keepdims=True))", "saliency of a mean image"),
+        (", keepdims=True", "", "joined row by row"),
+        (", axis=0, keepdims=True", "", "no image: take it over the images alone"),
+        ("return tf.reduce_mean(make", "return tf.reduce_mean(towers.make",
+         "use the make_parallel of this lesson"),
+        (", plan.devices)(x), axis=0)", ", plan.devices)(x).numpy(), axis=0)", "and no .numpy()"),
+        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
+         "2 * tf.reduce_mean(saliency(x), axis=0, keepdims=True) / 3", "this is 0.667 times"),
+        (AROUND, "computed matrix products: leave the model and its tape to the devices"),
     ],
 }

@@ -2,80 +2,31 @@
 
 RIGHT = {
     1: [
-        """
-def evaluate(strategy, losses_of, data):
-    with strategy.scope():
-        mean = keras.metrics.Mean()
-    for batch in strategy.experimental_distribute_dataset(data):
-        strategy.run(lambda x: mean.update_state(losses_of(x)), args=(batch,))
-    return mean.result()
-""",
-        """
-def evaluate(strategy, losses_of, data):
-    total, count, n = 0.0, 0, strategy.num_replicas_in_sync
-    for values in data:
-        more = [[0, -len(values) % n]]
-        whole = (tf.pad(values, more), tf.pad(tf.ones_like(values), more))
-        whole = tf.data.Dataset.from_tensors(whole)
-        for parts in strategy.experimental_distribute_dataset(whole):
-            found = strategy.run(lambda x, real: tf.reduce_sum(real * losses_of(x)), args=parts)
-            total += float(strategy.reduce("SUM", found, axis=None))
-        count += len(values)
-    return total / count
-""",
+        "weighted_average = lambda towers, sizes:"
+        " [np.average([g.numpy() for g in each], axis=0, weights=sizes) for each in zip(*towers)]",
+        "weighted_average = lambda t, sizes: towers.average(t, weights=sizes)",
     ],
     2: [
-        """
-def leaves_empty(examples, batch, replicas):
-    while examples > 0:
-        left = size = min(batch, examples)
-        for _ in range(replicas):
-            if left <= 0:
-                return True
-            left -= int(np.ceil(size / replicas))
-        examples -= size
-    return False
-""",
-        """
-def leaves_empty(examples, batch, replicas):
-    sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
-    return any(size <= (replicas - 1) * np.ceil(size / replicas) for size in sizes)
-""",
+        ("def", "@tf.function\ndef", "tf.float16", '"float16"'),
+        ("tf.cast(vector, tf.float16)", "tf.bitcast(tf.cast(vector, tf.float16), tf.int16)",
+         "(each,", "(tf.bitcast(each, tf.float16),"),
     ],
 }
 
-EACH = "np.concatenate([strategy.gather(each, axis=0) for each in losses])"
-
 WRONG = {
     1: [
-        (EACH, "[part.numpy().mean() for each in losses "
-         "for part in strategy.experimental_local_results(each)]", "is not a number"),
-        ("np.mean", "np.sum", "divide by the number of examples"),
-        (EACH, "[np.concatenate(strategy.experimental_local_results(each)).mean() "
-         "for each in losses]", "counts as much as the others"),
-        (f"np.mean({EACH})", "np.average([np.mean([part.numpy().mean() for part in "
-         "strategy.experimental_local_results(each) if len(part)]) for each in losses], "
-         "weights=[len(batch) for batch in data])", "a replica with fewer examples"),
-        ("(data)", "(data.unbatch().batch(2 * len(plan), drop_remainder=True))", "left out"),
-        ("strategy.run(losses_of, args=(batch,))", "losses_of(batch)", "in batches]", "in data]",
-         EACH, "np.concatenate(losses)", "strategy.run"),
-        ("strategy.experimental_distribute_dataset(data)", "data",
-         EACH, "np.concatenate([strategy.experimental_local_results(each)[0] for each in losses])",
-         "a replica computed"),
-        ("strategy.experimental_distribute_dataset(data)", "data", f"np.mean({EACH})",
-         "sum(strategy.reduce('SUM', each, axis=0) for each in losses) "
-         "/ sum(len(batch) for batch in data)", "not all of the batch"),
-        (f"np.mean({EACH})", "sum(strategy.reduce('SUM', each, axis=0) for each in losses) "
-         "/ (len(next(iter(data))) * len(losses))", "has fewer examples"),
+        (" / sum(sizes)", "", "divide the sizes by their sum"),
+        ("size / sum(sizes)", "1 / len(sizes)", "all shards count the same"),
+        ("zip(shares, each)", "zip(shares[::-1], each)", "should give"),
+        ("zip(*tower_gradients)]", "zip(*tower_gradients)][:1]", "1 gradients for 2 variables"),
+        ("shares = ", "shares = sizes[:] = ", "make new ones"),
     ],
     2: [
-        ("leaves_empty = lambda examples, batch, replicas: examples % batch % replicas > 0",
-         "should be False"),
-        ("{min(batch, examples), examples % batch}", "{examples % batch}", "first"),
-        (">= size", "> size", "should be True"),
-        ("leaves_empty = lambda examples, batch, replicas: (lambda last: "
-         "-(-last // replicas) * (replicas - 1) >= last)(examples % batch or batch)", "first"),
-        ("leaves_empty = lambda examples, batch, replicas: "
-         "min(batch, examples, examples % batch or batch) < replicas", "should be True"),
+        ("tf.device(device)", "tf.device(plan.devices[0])", "straight to /CPU:0"),
+        ("tf.cast(vector, tf.float16)", "vector", "cast in its block"),
+        ("tf.float16", "tf.bfloat16", "as coarse as bfloat16"),
+        ("tf.add_n([tf.cast(each, tf.float32) for each in small])",
+         "tf.cast(tf.add_n(small), tf.float32)", "rounded more than once"),
+        ("(vector, tf", "(tf.clip_by_value(vector, -2, 2), tf", "off by 0.0"),
     ],
 }

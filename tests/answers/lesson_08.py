@@ -1,92 +1,51 @@
 """Answers to the exercises of lesson 08: right ones, and wrong ones with their hints."""
 
-CELLS = [
-    "hidden = [layers.Dense", "def saliency(x", "def on_each(function, devices, *shards):",
-    "def make_parallel(function, devices):",
-]
-
-MEAN = """
-def mean_map(x):
-    means = []
-    with tf.device(plan.host):
-        shards = tf.split(x, len(plan))
-    for device, shard in zip(plan.devices, shards):
-        with tf.device(device):
-            means.append(tf.reduce_mean(saliency(shard), axis=0))
-    with tf.device(plan.devices[0]):
-        return tf.add_n(means) / len(plan)
-"""
-
-AROUND = """
-def mean_map(x):
-    with tf.device(plan.host):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            scores = make_parallel(lambda x: tf.reduce_max(model(x), axis=1), plan.devices)(x)
-        return tf.reduce_mean(tape.gradient(scores, x), axis=0)
-"""
-
 RIGHT = {
     1: [
-        ("    def", "    @tf.function\n    def"),
         """
-def make_parallel_uneven(function, devices):
-    def parallel(**batches):
-        shards = zip(*[np.array_split(batch, len(devices)) for batch in batches.values()])
-        outputs = []
-        for device, shard in zip(devices, shards):
-            with tf.device(device):
-                outputs.append(function(*shard))
-        return np.concatenate(outputs)
-
-    return parallel
+def word_loss(losses, is_word):
+    kept = tf.where(is_word, losses, tf.zeros_like(losses))
+    words = tf.math.count_nonzero(is_word, dtype=losses.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(kept), words)
+""",
+        """
+@tf.function
+def word_loss(losses, is_word):
+    weights = tf.cast(is_word, tf.float32)
+    weights /= tf.maximum(tf.reduce_sum(weights), 1.0)
+    return tf.tensordot(losses, weights, 2)
 """,
     ],
     2: [
-        MEAN,
-        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
-         "tf.reduce_sum(saliency(x), axis=0)[None]",
-         "return tf.reduce_mean(make", "with tf.device(plan.host):\n        return 1 / len(x) * "
-         "tf.reduce_sum(make"),
+        """
+def sizes(examples, batch, devices):
+    found = set()
+    while examples > 0:
+        n = min(batch, examples)
+        found |= {len(each) for each in np.array_split(np.arange(n), devices)}
+        examples -= n
+    return len(found)
+""",
+        """
+def sizes(examples, batch, devices):
+    last = examples % batch
+    whole = [batch] if examples >= batch else []
+    found = {(n + i) // devices for n in whole + [last] * (last > 0) for i in range(devices)}
+    return len(found)
+""",
     ],
 }
 
 WRONG = {
     1: [
-        ("make_parallel_uneven = lambda f, d: make_parallel(f, d)", "sizes that add up to 11"),
-        ("[least + 1] * more + [least] * (len(devices) - more)",
-         "[least + more] + [least] * (len(devices) - 1)", "differ by one at most"),
-        ("    return parallel\n", "", "return the function that cuts and joins, not None"),
-        ("on_each(function, devices", "on_each(function, [plan.host] * len(devices)",
-         "is tf.device in the loop?"),
-        ("*shards)", "*shards)[::-1]", "not those of the whole batch, in order"),
-        ("in batches]", "in batches[:2]]", "of 3 batches it got 2"),
-        ("tf.device(plan.host)", "tf.name_scope('a')", "/CPU:1 cut the batch"),
-        ("            return", "        return", "/CPU:1 joined the batch"),
-    ],
-    2: [
-        ("mean_map = lambda x: tf.reduce_mean(saliency(x), axis=0)", "did nothing"),
-        ("mean_map = lambda x: tf.reduce_sum(saliency(x), axis=0)", "the sum over all images"),
-        ("return tf.reduce_mean(make_parallel(mean_of_shard, plan.devices)(x), axis=0)",
-         "return make_parallel(mean_of_shard, plan.devices)(x)", "the means of the shards"),
-        (MEAN.replace("tf.split(x, len(plan))", "[x] * len(plan)"), "more than its shard"),
-        (MEAN.replace("tf.device(plan.host)", "tf.name_scope('nobody')"), "cut the batch on the"),
-        ("mean_map = lambda x: tf.reduce_mean(make_parallel(saliency, plan.devices)(x), axis=0)",
-         "sent more than one image: take the mean of a shard"),
-        (MEAN.replace("tf.split", "np.split"), "which NumPy does not take: use tf.split"),
-        (MEAN.replace(" / len(plan)", ""), "means were added"),
-        (MEAN.replace("tf.add_n(means) / len(plan)", "means[0]"), "the mean of one shard"),
-        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
-         "tf.reduce_sum(saliency(x), axis=0, keepdims=True)", "a shard's sum is no mean"),
-        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
-         "saliency(tf.reduce_mean(x, axis=0, keepdims=True))", "saliency of a mean image"),
-        (", keepdims=True", "", "joined row by row"),
-        (", axis=0, keepdims=True", "", "no image: take it over the images alone"),
-        ("return tf.reduce_mean(make", "return tf.reduce_mean(towers.make",
-         "use the make_parallel of this lesson"),
-        (", plan.devices)(x), axis=0)", ", plan.devices)(x).numpy(), axis=0)", "and no .numpy()"),
-        ("tf.reduce_mean(saliency(x), axis=0, keepdims=True)",
-         "2 * tf.reduce_mean(saliency(x), axis=0, keepdims=True) / 3", "this is 0.667 times"),
-        (AROUND, "computed matrix products: leave the model and its tape to the devices"),
+        ("tf.reduce_sum(counts), 1)", "tf.cast(tf.size(losses), losses.dtype), 1)",
+         "not of all places"),
+        (" / tf.maximum(tf.reduce_sum(counts), 1)", "", "divide by the number of words"),
+        ("tf.maximum(tf.reduce_sum(counts), 1)", "tf.reduce_sum(counts)", "do not divide by 0"),
+        ("tf.cast(is_word", "tf.cast(~is_word", "that do not count"),
+        ("losses * counts", "tf.stop_gradient(losses) * counts", "its gradient is not"),
+        ("tf.reduce_sum(losses * counts)",
+         "tf.numpy_function(lambda a: a.sum(), [losses * counts], losses.dtype)", "no PyFunc"),
+        ("word_loss = lambda losses, is_word: tf.reduce_mean(losses)", "does not count"),
     ],
 }

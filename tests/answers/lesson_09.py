@@ -2,31 +2,41 @@
 
 RIGHT = {
     1: [
-        "weighted_average = lambda towers, sizes:"
-        " [np.average([g.numpy() for g in each], axis=0, weights=sizes) for each in zip(*towers)]",
-        "weighted_average = lambda t, sizes: towers.average(t, weights=sizes)",
+        """
+import numpy as np
+
+def peak(kept, batch):
+    kept = np.array(kept)
+    return np.max(np.cumsum(kept) + kept + np.append(0, kept[:-1])) * 4 * batch
+""",
+        """
+def peak(kept, batch):
+    most = 0
+    while kept:
+        most = max(most, sum(kept) + sum(kept[-2:]))
+        kept.pop()
+    return 4.0 * batch * most
+""",
     ],
     2: [
-        ("def", "@tf.function\ndef", "tf.float16", '"float16"'),
-        ("tf.cast(vector, tf.float16)", "tf.bitcast(tf.cast(vector, tf.float16), tf.int16)",
-         "(each,", "(tf.bitcast(each, tf.float16),"),
+        "train = lambda step, steps: [float(step()[0]) for _ in range(steps)]",
+        """
+def train(step, steps):
+    losses = [step()[0] for _ in range(steps)]
+    return [float(loss) for loss in losses]
+""",
     ],
 }
 
 WRONG = {
-    1: [
-        (" / sum(sizes)", "", "divide the sizes by their sum"),
-        ("size / sum(sizes)", "1 / len(sizes)", "all shards count the same"),
-        ("zip(shares, each)", "zip(shares[::-1], each)", "should give"),
-        ("zip(*tower_gradients)]", "zip(*tower_gradients)][:1]", "1 gradients for 2 variables"),
-        ("shares = ", "shares = sizes[:] = ", "make new ones"),
-    ],
+    1: [("before[i]", "sum(kept[i + 1 : i + 2])", "add the outputs")],
     2: [
-        ("tf.device(device)", "tf.device(plan.devices[0])", "straight to /CPU:0"),
-        ("tf.cast(vector, tf.float16)", "vector", "cast in its block"),
-        ("tf.float16", "tf.bfloat16", "as coarse as bfloat16"),
-        ("tf.add_n([tf.cast(each, tf.float32) for each in small])",
-         "tf.cast(tf.add_n(small), tf.float32)", "rounded more than once"),
-        ("(vector, tf", "(tf.clip_by_value(vector, -2, 2), tf", "off by 0.0"),
+        ("losses.append(float(loss))", "losses.append((loss, tape))", "outlived the training"),
+        ("        del tape", "", "1 earlier tape"),
+        ("range(steps)", "range(5)", "step was called 5 times"),
+        ("def train(step, steps):\n    return (float(step()[0]) for _ in range(steps))",
+         "a generator"),
+        ("float(loss)", "loss", "float(loss) makes a number"),
+        ("return losses", "return losses[::-1]", "in order"),
     ],
 }

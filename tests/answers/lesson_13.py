@@ -3,68 +3,51 @@
 RIGHT = {
     1: [
         """
-def gated(g, u, d, n):
-    return [(g[:, i::n], u[:, i::n], d[i::n]) for i in range(n)]
+def two_at_most(stages, pieces):
+    tasks = []
+    for k in range(0, pieces, 2):
+        pair = range(k, min(k + 2, pieces))
+        tasks += [f"F{i}" for i in pair] + [f"B{i}" for i in pair]
+    return [tasks] * stages
 """,
         """
-def gated(g, u, d, n):
-    parts, size = [], len(d) // n
-    for start in range(0, len(d), size):
-        own = slice(start, start + size)
-        parts.append([tf.constant(g, "float32")[:, own], u[:, own], tf.constant(d[own])])
-    return tuple(parts)
+def two_at_most(stages, pieces):
+    ahead = [f"F{k}" for k in range(pieces)]
+    back = [f"B{k}" for k in range(pieces)]
+    order = []
+    for stage in range(stages):
+        lead = 1 if stage == stages - 1 else 2
+        tasks = ahead[:lead]
+        for b, f in zip(back, ahead[lead:] + [None] * pieces):
+            tasks = tasks + ([b, f] if f else [b])
+        order.append(tuple(tasks))
+    return order
 """,
     ],
     2: [
         """
-def losses(logits, y):
-    sums, own = [], []
-    for i, part in enumerate(logits):
-        with tf.device(part.device):
-            sums.append(tf.reduce_logsumexp(part, axis=1))
-            places = y - i * part.shape[1]
-            mine = (places >= 0) & (places < part.shape[1])
-            found = tf.gather(part, tf.where(mine, places, 0), axis=1, batch_dims=1)
-            own.append(tf.where(mine, found, 0.0))
-    return tf.reduce_logsumexp(tf.stack(sums), axis=0) - tf.add_n(own)
+def fewest(stages, batch, percent):
+    for pieces in [m for m in range(1, batch + 1) if batch % m == 0]:
+        columns = 2 * (pieces + stages - 1)
+        if 100 * (columns - 2 * pieces) / columns <= percent + 1e-9:
+            return pieces
+    return 0
 """,
         """
-@tf.function
-def losses(logits, y):
-    highest = []
-    for part in logits:
-        with tf.device(part.device):
-            highest.append(tf.reduce_max(part, 1))
-    top = tf.reduce_max(tf.stack(highest), 0)
-    total = right = 0.0
-    for i, part in enumerate(logits):
-        with tf.device(part.device):
-            own = tf.one_hot(y - i * part.shape[1], part.shape[1])
-            more = tf.reduce_sum(tf.exp(part - top[:, tf.newaxis]), 1)
-            score = tf.reduce_sum(own * part, 1)
-        total, right = total + more, right + score
-    return top + tf.math.log(total) - right
+def fewest(stages, batch, percent):
+    least = -(-(stages - 1) * (100 - percent) // percent)
+    return next((m for m in range(max(1, least), batch + 1) if batch % m == 0), 0)
 """,
     ],
 }
 
 WRONG = {
     1: [
-        ("d, n, axis=0", "d, n, axis=1", "cut it by rows"),
-        ("g, n, axis=1", "g, n, axis=0", "cut it by columns"),
-        ("np.split(u, n, axis=1)", "np.split(u, n, axis=1)[::-1]", "same hidden numbers"),
-        ("np.split(g, n, axis=1)", "[g] * n", "numbers of g, not"),
-        ("np.split(g, n, axis=1), np.split(u, n, axis=1)", "np.split(g, n, axis=1)",
-         "3 matrices, not 2"),
-        ("n, axis", "2, axis", "3 triples, not 2"),
-    ],
-    2: [
-        ("with tf.device(part.device):\n            top, width",
-         "with tf.device(first):\n            top, width", "bytes for each example"),
-        ("top, width = tf.reduce_max(part, axis=1)",
-         "top, width = tf.reduce_mean(part) + 0 * part[:, 0]", "own highest"),
-        ("tops.append(top)", "top = tops[0] if tops else top; tops.append(top)", "own highest"),
-        ("y - i * width", "y - i * 12", "has the loss"),
-        ("each * tf.exp(top - highest)", "each", "has the loss"),
+        ("two_at_most = pipeline.one_by_one", "as long as one piece after the other"),
+        ("two_at_most = pipeline.all_forward", "stage 0 holds 3 pieces"),
+        ("two_at_most = lambda stages, pieces: pipeline.one_by_one(pieces, stages)",
+         "an order for 3 stages and 2 pieces"),
+        ('append(f"B{k}")', 'insert(0, f"B{k}")', "stage 0 cannot do B2"),
+        ("two_at_most = lambda stages, pieces: 'F0 B0'", "give each stage a list"),
     ],
 }

@@ -3,51 +3,40 @@
 RIGHT = {
     1: [
         """
-def efficiency(seconds, kind):
-    if kind == "weak":
-        return {n: seconds[1] / t for n, t in seconds.items()}
-    return {n: seconds[1] / t / n for n, t in seconds.items()}
+import numpy as np
+def in_order(pairs, within, between):
+    grid = np.array(pairs)
+    return (grid if within > between else grid.T).ravel()
 """,
         """
-def efficiency(seconds, kind):
-    found = {}
-    for n in sorted(seconds):
-        batch = 1 if kind == "strong" else n
-        rate, alone = batch / seconds[n], 1 / seconds[1]
-        found[n] = np.float64(rate / alone / n)
-    return found
+def in_order(pairs, within, between):
+    (a, b), (c, d) = pairs
+    return (d, c, b, a) if between < within else (b, c, a, d)
 """,
     ],
     2: [
-        ("np.divide(a, b)", "np.divide(b, a)"),
         """
-def differ(a, b):
-    longer = sum(x > y for x, y in zip(a, b))
-    shorter = sum(x < y for x, y in zip(a, b))
-    return max(longer, shorter) >= 12
+def crossing(weights, cut, batch, rows):
+    within = between = 0
+    for row in range(rows):
+        within += batch // rows * cut * 2
+        between += 2 * weights if row else 0
+    return [within, between]
+""",
+        """
+import numpy as np
+def crossing(weights, cut, batch, rows):
+    return np.array([batch * cut, weights * (rows - 1)]) * 2
 """,
     ],
 }
 
 WRONG = {
     1: [
-        ('n if kind == "strong" else 1', "1", "the efficiency on 2 is 0.8, not 1.6"),
-        ('n if kind == "strong" else 1', "n", "weak scaling"),
-        ("efficiency = lambda seconds, kind: 1.0", "a dictionary is wanted"),
-        ("seconds[1] / (shared[n] * t)", "round(seconds[1] / (shared[n] * t), 3)",
-         "is 0.518119, not 0.518"),
-        ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
-    ],
-    2: [
-        ("np.divide(a, b)", "np.subtract(a, b)", "four of the ratios are 0.9"),
-        ("np.divide(a, b)", "np.subtract.outer(a, b).ravel() + 1", "slows down: True is"),
-        (" or high < 1", "", "b takes 3 % more in every pair"),
-        ("ratios[3], ratios[-4]", "ratios[0], ratios[-1]", "three of the pairs are far off"),
-        ("ratios[3], ratios[-4]", "ratios[4], ratios[-5]", "four of the ratios are 0.9"),
-        ("np.divide(a, b)", "np.divide(sorted(a), sorted(b))", "3 % longer and in reverse"),
-        ("    ratios", "    a.sort()\n    ratios", "it changes a list"),
-        ("    low, high = ratios[3], ratios[-4]\n    return low > 1 or high < 1",
-         "    both = timing.Timing(tuple(a)), timing.Timing(tuple(b))\n"
-         "    return timing.Comparison(*both).distinguishable", "unless it is rounded away"),
+        ("within > between", "True", "have to be between the rows"),
+        ("within > between", "False", "have to be within the rows"),
+        ("[a, c, b, d]", "[a, c, d, b]", "neither into one row"),
+        ("[a, c, b, d]", "[(a, c), (b, d)]", "2 entries, not four"),
+        ("[a, c, b, d]", "[a, c, a, c]", "stands in the list once"),
     ],
 }

@@ -2,40 +2,47 @@
 
 RIGHT = {
     1: [
-        """
-def slowest(parameters, step, servers, efficiency):
-    share = efficiency / (1 - efficiency)
-    return 8 * parameters * (1 - 1 / servers) * share / step
-""",
-        """
-from fractions import Fraction
-def slowest(parameters, step, servers, efficiency):
-    step, efficiency = Fraction(step), Fraction(efficiency)
-    sent = Fraction(2 * (servers - 1), servers) * 4 * parameters
-    return sent / (step * (1 - efficiency) / efficiency)
-""",
+        "outside = lambda visible, device: "
+        "list(map(int, visible.split(',')))[int(device.split(':')[1])]",
+        ("def", "import tensorflow as tf\n\n\ndef", "return int(visible.split(\",\")[inside])",
+         "return tf.constant([int(n) for n in visible.split(',')])[inside]"),
     ],
     2: [
         """
-def batches(parameters, step, bandwidth, gain):
-    return int(np.ceil(gain * 4 * parameters / bandwidth / (2 - gain) / step))
+from collections import ChainMap
+
+def environment(device):
+    given = {"CUDA_VISIBLE_DEVICES": str(device), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return ChainMap(given, os.environ)
 """,
-        "batches = lambda p, step, bandwidth, gain: next("
-        "n for n in range(1, 99) if 2 / (1 + 4 * p / bandwidth / (n * step)) >= gain)",
+        """
+from unittest import mock
+
+def environment(device):
+    with mock.patch.dict(os.environ):
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        return os.environ.copy()
+""",
     ],
 }
 
 WRONG = {
     1: [
-        ("2 * (servers - 1) / servers * ", "", "4 servers and an efficiency of 0.8 want 6e+09"),
-        ("2 * (servers - 1) / servers", "2 * (servers - 1)", "1e+09 bytes a second, not 2e+09"),
-        ("step / efficiency - step", "step", "of 0.8 want 4e+09 bytes a second, not 1e+09"),
-        (" * 4 *", " * 32 *", "want 1e+09 bytes a second, not 8e+09"),
-        ("step / efficiency - step", "step * (1 - efficiency)", "want 1e+09 bytes a second, not"),
+        ("visible.split(\",\")[inside]", "visible[2 * inside]", "/GPU:2 is 12"),
+        ("device.rpartition(\":\")[2]", "device[-1]", "/GPU:11 is 10"),
+        ("return ", "return [3, 4, 12, 5, 7, 1, 2, 6, 8, 9, 13, 10, 0, 11, 14][inside] or ",
+         "with '"),
     ],
     2: [
-        (" = 4 *", " =", "is 6, not 2"),
-        ("/ bandwidth, 1", "/ bandwidth, 2", "is 1, not 2"),
-        ("return count", "return 4 * parameters / bandwidth / step", "is 6, not 0.9786"),
+        ("os.environ | {", "os.environ | {'PATH': '',", "rest of the environment is lost"),
+        ("\"CUDA_DEVICE_ORDER\": \"PCI_BUS_ID\",", "", "set CUDA_DEVICE_ORDER"),
+        ("str(device)", "device", "is not text"),
+        ("def", "copy = dict(os.environ)\n\n\ndef", "return os.environ | {", "copy.update({",
+         "    }", "    })\n    return copy", "make a copy each time"),
+        ("str(device)", "','.join(map(str, range(device + 1)))",
+         "the child sees CUDA_VISIBLE_DEVICES='0,1,2"),
+        ("return os.environ | {", "os.environ.update({", "    }", "    })\n    return os.environ",
+         "it changed this notebook's environment"),
     ],
 }

@@ -1,91 +1,53 @@
 """Answers to the exercises of lesson 19: right ones, and wrong ones with their hints."""
 
-OWN = """
-causes = {1, 4, 5}
-
-
-def treat(model, data):
-    weights, ready = model.trainable_variables, list(data)
-
-    def tower(x, y):
-        with tf.GradientTape() as tape:
-            loss = model.loss(y, model(x, training=True))
-        return tape.gradient(loss, weights)
-
-    @tf.function
-    def step(x, y):
-        shards = [towers.split(part, len(plan)) for part in (x, y)]
-        mean = towers.average(towers.run(tower, plan.devices, *shards), device=plan.devices[0])
-        with tf.device(plan.devices[0]):
-            model.optimizer.apply(mean, weights)
-
-    def one_pass():
-        for x, y in ready:
-            step(x, y)
-
-    return one_pass
-"""
-
 RIGHT = {
     1: [
         """
-def replay_over(ops, link):
-    ends = {}
-    for name, (device, seconds, needs) in ops.items():
-        before = [n for n in ends if ops[n][0] == device]
-        come = [ends[n] + link for n in needs if ops[n][0] != device]
-        ends[name] = seconds + max([0, *come, *(ends[n] for n in before)])
-    return float(max(ends.values()))
+def efficiency(seconds, kind):
+    if kind == "weak":
+        return {n: seconds[1] / t for n, t in seconds.items()}
+    return {n: seconds[1] / t / n for n, t in seconds.items()}
 """,
         """
-def replay_over(ops, link):  # the rule itself: each device takes what is ready first
-    ends, free, left = {}, {}, list(ops)
-    while left:
-        starts = {}
-        for name in left:
-            device, _, needs = ops[name]
-            if all(n in ends for n in needs):
-                come = [ends[n] + link * (ops[n][0] != device) for n in needs]
-                starts[name] = max([0, free.get(device, 0), *come])
-        name = min(starts, key=starts.get)
-        ends[name] = free[ops[name][0]] = starts[name] + ops[name][1]
-        left.remove(name)
-    return tf.constant(max(ends.values()))
+def efficiency(seconds, kind):
+    found = {}
+    for n in sorted(seconds):
+        batch = 1 if kind == "strong" else n
+        rate, alone = batch / seconds[n], 1 / seconds[1]
+        found[n] = np.float64(rate / alone / n)
+    return found
 """,
     ],
     2: [
-        ("{1, 4, 5}", "[5, 4, 1]",
-         "model.run_eagerly = False", "model.compile(model.optimizer, model.loss)"),
-        OWN,
+        ("np.divide(a, b)", "np.divide(b, a)"),
+        """
+def differ(a, b):
+    longer = sum(x > y for x, y in zip(a, b))
+    shorter = sum(x < y for x, y in zip(a, b))
+    return max(longer, shorter) >= 12
+""",
     ],
 }
 
 WRONG = {
     1: [
-        (" + link * (ops[other][0] != device)", "", "*ready])",
-         "*ready]) + link * any(ops[n][0] != device for n in needs)", "and b; yours gives 8 s"),
-        ("max(ends.values())", "ends[name]", "yours gives 2 s"),
-        ("return", "return ops.popitem() and", "it changes the operations"),
+        ('n if kind == "strong" else 1', "1", "the efficiency on 2 is 0.8, not 1.6"),
+        ('n if kind == "strong" else 1', "n", "weak scaling"),
+        ("efficiency = lambda seconds, kind: 1.0", "a dictionary is wanted"),
+        ("seconds[1] / (shared[n] * t)", "round(seconds[1] / (shared[n] * t), 3)",
+         "is 0.518119, not 0.518"),
+        ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
     ],
     2: [
-        ("{1, 4, 5}", "{1, 4, 5, 8}", "cause 8 is none of them"),
-        ("{1, 4, 5}", "{1, 4, 9}", "9 is none of them"),
-        ("""
-causes = {1, 4, 5}
-
-
-def treat(model, data):
-    start = model.get_weights()
-    lesson_19.fit(model, data)
-    end = model.get_weights()
-    model.set_weights(start)
-    return lambda: model.set_weights(end)
-""", "the weights are not those"),
-        ("{1, 4, 5}", "{1, 4, 8}", "look at which devices worked"),
-        ("data.cache()", "data", "cause 1 is left: a later pass reads 4 of its 4 batches"),
-        (".cache()", ".take(2)", "the weights are not those"),
-        ("    fit.use(model, plan)\n", "", "cause 5 is left"),
-        ("    model.run_eagerly = False\n", "", "cause 4 is left: in a pass Python calls"),
-        (OWN.replace("@tf.function", ""), "cause 4 is left: in a pass Python calls"),
+        ("np.divide(a, b)", "np.subtract(a, b)", "four of the ratios are 0.9"),
+        ("np.divide(a, b)", "np.subtract.outer(a, b).ravel() + 1", "slows down: True is"),
+        (" or high < 1", "", "b takes 3 % more in every pair"),
+        ("ratios[3], ratios[-4]", "ratios[0], ratios[-1]", "three of the pairs are far off"),
+        ("ratios[3], ratios[-4]", "ratios[4], ratios[-5]", "four of the ratios are 0.9"),
+        ("np.divide(a, b)", "np.divide(sorted(a), sorted(b))", "3 % longer and in reverse"),
+        ("    ratios", "    a.sort()\n    ratios", "it changes a list"),
+        ("    low, high = ratios[3], ratios[-4]\n    return low > 1 or high < 1",
+         "    both = timing.Timing(tuple(a)), timing.Timing(tuple(b))\n"
+         "    return timing.Comparison(*both).distinguishable", "unless it is rounded away"),
     ],
 }

@@ -3,45 +3,39 @@
 RIGHT = {
     1: [
         """
-def followed(values, decay):
-    average, *later = values
-    for n in range(len(later)):
-        d = np.minimum(decay, (2 + n) / (11 + n))
-        average += (1 - d) * (later[n] - average)
-    return average
+def slowest(parameters, step, servers, efficiency):
+    share = efficiency / (1 - efficiency)
+    return 8 * parameters * (1 - 1 / servers) * share / step
 """,
         """
-def followed(values, decay):
-    if len(values) == 1:
-        return tf.constant(values[0], tf.float64)
-    n = len(values) - 1
-    d = min(decay, (1 + n) / (10 + n))
-    return d * followed(values[:-1], decay) + (1 - d) * values[-1]
+from fractions import Fraction
+def slowest(parameters, step, servers, efficiency):
+    step, efficiency = Fraction(step), Fraction(efficiency)
+    sent = Fraction(2 * (servers - 1), servers) * 4 * parameters
+    return sent / (step * (1 - efficiency) / efficiency)
 """,
     ],
     2: [
         """
-def hidden(units, keep, scale):
-    dense = layers.Dense(units, kernel_regularizer=keras.regularizers.L2(scale / 2))
-    return dense, layers.ReLU(), layers.Dropout(1 - keep)
+def batches(parameters, step, bandwidth, gain):
+    return int(np.ceil(gain * 4 * parameters / bandwidth / (2 - gain) / step))
 """,
-        ("keras.regularizers.L2(scale / 2)", "lambda kernel: scale * tf.nn.l2_loss(kernel)"),
+        "batches = lambda p, step, bandwidth, gain: next("
+        "n for n in range(1, 99) if 2 / (1 + 4 * p / bandwidth / (n * step)) >= gain)",
     ],
 }
 
 WRONG = {
+    1: [
+        ("2 * (servers - 1) / servers * ", "", "4 servers and an efficiency of 0.8 want 6e+09"),
+        ("2 * (servers - 1) / servers", "2 * (servers - 1)", "1e+09 bytes a second, not 2e+09"),
+        ("step / efficiency - step", "step", "of 0.8 want 4e+09 bytes a second, not 1e+09"),
+        (" * 4 *", " * 32 *", "want 1e+09 bytes a second, not 8e+09"),
+        ("step / efficiency - step", "step * (1 - efficiency)", "want 1e+09 bytes a second, not"),
+    ],
     2: [
-        ("1 - keep", "keep", "takes the share to drop"),
-        ("scale / 2", "scale", "half of the sum of squares"),
-        ("L2(", "L1(", "L2, and not L1"),
-        ("kernel_regularizer=penalty", "kernel_regularizer=penalty, bias_regularizer=penalty",
-         "the bias has no penalty"),
-        ("kernel_regularizer=penalty", "name=None", "no penalty yet"),
-        ('"relu"', "None", "a dense layer with ReLU"),
-        ("[dense, layers.Dropout(1 - keep)]", "[layers.Dropout(1 - keep), dense]",
-         "drop units after the activation"),
-        ("[dense, layers.Dropout(1 - keep)]", "[dense]", "nothing is dropped"),
-        ("1 - keep", "0.4", "of the units"),
-        ("layers.Dense(units", "layers.Dense(10", "have the shapes"),
+        (" = 4 *", " =", "is 6, not 2"),
+        ("/ bandwidth, 1", "/ bandwidth, 2", "is 1, not 2"),
+        ("return count", "return 4 * parameters / bandwidth / step", "is 6, not 0.9786"),
     ],
 }

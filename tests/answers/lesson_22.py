@@ -3,34 +3,32 @@
 RIGHT = {
     1: [
         """
-def same(one, other):
-    def short(name):
-        return name.upper().rpartition("/")[2].removeprefix("DEVICE:")
-
-    return short(one) == short(other)
+def computed(total, every, failures):
+    kept = [0, *(step - step % every for step in failures)]
+    return sum(end - begin for begin, end in zip(kept, [*failures, total]))
 """,
-        """
-import re
-def same(one, other):
-    a, b = (re.search(r"(cpu|gpu):(\\d+)$", name.lower()).groups() for name in (one, other))
-    return a == b
-""",
+        "computed = lambda total, every, failures: np.int64("
+        "total + sum(step % every for step in failures))",
     ],
     2: [
         """
-def outside(shown, listed, name):
-    gpus = [int(each) for each in shown.split(",")]
-    seen = [gpus[int(each)] for each in listed.split(",")]
-    return seen[int(name.split(":")[-1])]
+def first(ends):
+    def before(worker):
+        return worker if ends[worker][2] is None else before(ends[worker][2])
+    return before(min((end[0], i) for i, end in enumerate(ends) if end[1])[1])
 """,
-        """
-def outside(shown, listed, name):
-    number = name.split(":")[-1]
-    for numbers in (listed, shown):
-        number = numbers.split(",")[int(number)]
-    return float(number)
-""",
+        ("return worker", "return float(worker)"),
     ],
 }
 
-WRONG = {}
+WRONG = {
+    1: [
+        ("for step in failures:", "while failures:\n        step = failures.pop(0)",
+         "leave the list as it is"),
+    ],
+    2: [
+        ("while ends[worker][2] is not None:\n        worker = ends[worker][2]",
+         "for _ in range(2):\n        worker = worker if ends[worker][2] is None else "
+         "ends[worker][2]", "of [("),
+    ],
+}

@@ -3,52 +3,45 @@
 RIGHT = {
     1: [
         """
-def weighted(losses, weights):
-    total = tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(weights))
-    return fit.loss(tf.reduce_sum(weights * losses) / total, "sum")
+def followed(values, decay):
+    average, *later = values
+    for n in range(len(later)):
+        d = np.minimum(decay, (2 + n) / (11 + n))
+        average += (1 - d) * (later[n] - average)
+    return average
 """,
         """
-def weighted(losses, weights):
-    count = tf.math.maximum(tf.reduce_sum(weights), 1e-9)
-    return fit.loss(tf.tensordot(losses, weights, 1) / count, count)
+def followed(values, decay):
+    if len(values) == 1:
+        return tf.constant(values[0], tf.float64)
+    n = len(values) - 1
+    d = min(decay, (1 + n) / (10 + n))
+    return d * followed(values[:-1], decay) + (1 - d) * values[-1]
 """,
     ],
     2: [
         """
-def kind(loss, x):
-    head, tail = x[:2], x[2:]
-    shared = (len(head) * loss(head) + len(tail) * loss(tail)) / len(x)
-    if abs(shared - loss(x)) < 1e-9:
-        return "mean"
-    if abs(loss(head) + loss(tail) - loss(x)) < 1e-9:
-        return "sum"
-    return "neither"
+def hidden(units, keep, scale):
+    dense = layers.Dense(units, kernel_regularizer=keras.regularizers.L2(scale / 2))
+    return dense, layers.ReLU(), layers.Dropout(1 - keep)
 """,
-        """
-def kind(loss, x):
-    first = loss(x[:3])
-    last = loss(x[3:])
-    ways = {"sum": first + last, "mean": np.average([first, last], weights=[3, len(x) - 3])}
-    for name, value in ways.items():
-        if np.allclose(value, loss(x)):
-            return name
-    return "neither"
-""",
+        ("keras.regularizers.L2(scale / 2)", "lambda kernel: scale * tf.nn.l2_loss(kernel)"),
     ],
 }
 
-VALUE = "tf.math.divide_no_nan(tf.reduce_sum(weights * losses), count)"
-
 WRONG = {
-    1: [
-        (f"fit.loss({VALUE}, count)", VALUE, "fit refuses it"),
-        (f"{VALUE}, count", f'{VALUE}, "mean"', "counts by its number of examples"),
-        (f"{VALUE}, count", f'{VALUE}, "sum"', "added up as a sum"),
-        (f"fit.loss({VALUE}, count)", "tf.reduce_mean(weights * losses)", "divide by the sum"),
-        (f"fit.loss({VALUE}, count)", "tf.reduce_sum(weights * losses)", "it is not divided"),
-        (VALUE, "tf.reduce_sum(weights * losses) / count", "tf.math.divide_no_nan"),
-        (f"{VALUE}, count", f"{VALUE}, tf.math.count_nonzero(weights)", "are not 0"),
-        (f"fit.loss({VALUE}, count)", "weights * losses", "return one number"),
-        (f"fit.loss({VALUE}, count)", "tf.reduce_mean(losses)", "the weights have no effect"),
+    2: [
+        ("1 - keep", "keep", "takes the share to drop"),
+        ("scale / 2", "scale", "half of the sum of squares"),
+        ("L2(", "L1(", "L2, and not L1"),
+        ("kernel_regularizer=penalty", "kernel_regularizer=penalty, bias_regularizer=penalty",
+         "the bias has no penalty"),
+        ("kernel_regularizer=penalty", "name=None", "no penalty yet"),
+        ('"relu"', "None", "a dense layer with ReLU"),
+        ("[dense, layers.Dropout(1 - keep)]", "[layers.Dropout(1 - keep), dense]",
+         "drop units after the activation"),
+        ("[dense, layers.Dropout(1 - keep)]", "[dense]", "nothing is dropped"),
+        ("1 - keep", "0.4", "of the units"),
+        ("layers.Dense(units", "layers.Dense(10", "have the shapes"),
     ],
 }

@@ -3,40 +3,41 @@
 RIGHT = {
     1: [
         """
-import numpy as np
-def in_order(pairs, within, between):
-    grid = np.array(pairs)
-    return (grid if within > between else grid.T).ravel()
+def tensors(called):
+    count, before = 0, called[0]
+    for device in called[1:]:
+        if device != before:
+            count += 2
+        before = device
+    return count
 """,
         """
-def in_order(pairs, within, between):
-    (a, b), (c, d) = pairs
-    return (d, c, b, a) if between < within else (b, c, a, d)
+import itertools
+def tensors(called):
+    return 2 * (len(list(itertools.groupby(called))) - 1)
 """,
     ],
     2: [
         """
-def crossing(weights, cut, batch, rows):
-    within = between = 0
-    for row in range(rows):
-        within += batch // rows * cut * 2
-        between += 2 * weights if row else 0
-    return [within, between]
+def fetched(made, called, sizes):
+    total = 0
+    for i in range(len(sizes)):
+        if made[i] != called[i]:
+            total += sizes[i]
+    return total
 """,
         """
-import numpy as np
-def crossing(weights, cut, batch, rows):
-    return np.array([batch * cut, weights * (rows - 1)]) * 2
+def fetched(made, called, sizes):
+    return sum(size * (a != b) for size, a, b in zip(sizes, made, called))
 """,
     ],
 }
 
 WRONG = {
     1: [
-        ("within > between", "True", "have to be between the rows"),
-        ("within > between", "False", "have to be within the rows"),
-        ("[a, c, b, d]", "[a, c, d, b]", "neither into one row"),
-        ("[a, c, b, d]", "[(a, c), (b, d)]", "2 entries, not four"),
-        ("[a, c, b, d]", "[a, c, a, c]", "stands in the list once"),
+        ("2 * ", "", "a gradient comes back"),
+    ],
+    2: [
+        ("a != b", "a == b", "the bytes that stay"),
     ],
 }

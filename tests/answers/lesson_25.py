@@ -3,49 +3,34 @@
 RIGHT = {
     1: [
         """
-def word_loss(losses, is_word):
-    kept = tf.where(is_word, losses, tf.zeros_like(losses))
-    words = tf.math.count_nonzero(is_word, dtype=losses.dtype)
-    return tf.math.divide_no_nan(tf.reduce_sum(kept), words)
+def same(one, other):
+    def short(name):
+        return name.upper().rpartition("/")[2].removeprefix("DEVICE:")
+
+    return short(one) == short(other)
 """,
         """
-@tf.function
-def word_loss(losses, is_word):
-    weights = tf.cast(is_word, tf.float32)
-    weights /= tf.maximum(tf.reduce_sum(weights), 1.0)
-    return tf.tensordot(losses, weights, 2)
+import re
+def same(one, other):
+    a, b = (re.search(r"(cpu|gpu):(\\d+)$", name.lower()).groups() for name in (one, other))
+    return a == b
 """,
     ],
     2: [
         """
-def sizes(examples, batch, devices):
-    found = set()
-    while examples > 0:
-        n = min(batch, examples)
-        found |= {len(each) for each in np.array_split(np.arange(n), devices)}
-        examples -= n
-    return len(found)
+def outside(shown, listed, name):
+    gpus = [int(each) for each in shown.split(",")]
+    seen = [gpus[int(each)] for each in listed.split(",")]
+    return seen[int(name.split(":")[-1])]
 """,
         """
-def sizes(examples, batch, devices):
-    last = examples % batch
-    whole = [batch] if examples >= batch else []
-    found = {(n + i) // devices for n in whole + [last] * (last > 0) for i in range(devices)}
-    return len(found)
+def outside(shown, listed, name):
+    number = name.split(":")[-1]
+    for numbers in (listed, shown):
+        number = numbers.split(",")[int(number)]
+    return float(number)
 """,
     ],
 }
 
-WRONG = {
-    1: [
-        ("tf.reduce_sum(counts), 1)", "tf.cast(tf.size(losses), losses.dtype), 1)",
-         "not of all places"),
-        (" / tf.maximum(tf.reduce_sum(counts), 1)", "", "divide by the number of words"),
-        ("tf.maximum(tf.reduce_sum(counts), 1)", "tf.reduce_sum(counts)", "do not divide by 0"),
-        ("tf.cast(is_word", "tf.cast(~is_word", "that do not count"),
-        ("losses * counts", "tf.stop_gradient(losses) * counts", "its gradient is not"),
-        ("tf.reduce_sum(losses * counts)",
-         "tf.numpy_function(lambda a: a.sum(), [losses * counts], losses.dtype)", "no PyFunc"),
-        ("word_loss = lambda losses, is_word: tf.reduce_mean(losses)", "does not count"),
-    ],
-}
+WRONG = {}

@@ -1,4 +1,4 @@
-"""Ways to average a vector of each device, and what they send: for lesson 09."""
+"""Ways to average a vector of each device, and what they send: for lesson 07."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lesson 25 counts: the functions that XLA compiles of a step, and what they leave."""
+"""What lesson 08 counts: the functions that XLA compiles of a step, and what they leave."""
 
 from __future__ import annotations
 

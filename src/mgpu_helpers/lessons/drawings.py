@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mgpu_helpers.trace.step import Trace
 
 
-TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/02_who_holds_what.svg
+TENSORS, KEPT = "#b8860b", "#f0e3c0"  # as in pictures/05_who_holds_what.svg
 
 
 SHADE, LIMIT = "#e6e8eb", "#9a9ea5"  # what runs forward, and the most that is held

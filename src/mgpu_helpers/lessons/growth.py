@@ -1,6 +1,6 @@
 """TensorFlow's allocator for GPUs, put to work on the host, where any machine can watch it grow.
 
-Lesson 02 compares its log with the rule of its regions.
+Lesson 05 compares its log with the rule of its regions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where parts of a model have their weights, and where a step computed them: lessons 01, 12."""
+"""Where parts of a model have their weights, and where a step computed them: lessons 04, 12."""
 
 from __future__ import annotations
 

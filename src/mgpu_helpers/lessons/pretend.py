@@ -1,6 +1,6 @@
 """GPUs that are not there: to try TensorFlow's rules for them, and a runner's.
 
-Lessons 02 and 04 do so.
+Lessons 05 and 16 do so.
 """
 
 from __future__ import annotations

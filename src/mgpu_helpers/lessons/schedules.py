@@ -1,4 +1,4 @@
-"""A schedule of a pipeline in time, checked and as a table: for lesson 14."""
+"""A schedule of a pipeline in time, checked and as a table: for lesson 13."""
 
 from __future__ import annotations
 

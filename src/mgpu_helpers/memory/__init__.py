@@ -1,6 +1,6 @@
 """What a step holds on each device: predicted, split by use, watched over time, and limited.
 
-Lessons 02 and 03 build it in front of the reader.
+Lessons 05 and 09 build it in front of the reader.
 """
 
 from mgpu_helpers._formatting import size_text  # noqa: F401  lessons print bytes with it

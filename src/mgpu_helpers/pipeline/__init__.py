@@ -1,6 +1,6 @@
 """In which order the stages of a model take the pieces of a batch, and where to cut the model.
 
-Orders are data, which lesson 14 writes down. `fit.use(model, plan, stages=2, pieces=4)` runs them.
+Orders are data, which lesson 13 writes down. `fit.use(model, plan, stages=2, pieces=4)` runs them.
 """
 
 from mgpu_helpers._gone import gone

@@ -1,6 +1,6 @@
 """A tower per device: split a batch, run a function on every device, average the gradients.
 
-Lesson 08 builds the first half in front of the reader, lesson 09 the second. `fit.use` does all of
+Lesson 06 builds the first half in front of the reader, lesson 07 the second. `fit.use` does all of
 it for a Keras model.
 """
 

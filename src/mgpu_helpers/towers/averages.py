@@ -1,4 +1,4 @@
-"""Average the gradients of towers in one place: the average of lesson 09."""
+"""Average the gradients of towers in one place: the average of lesson 07."""
 
 from __future__ import annotations
 

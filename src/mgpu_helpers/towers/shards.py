@@ -1,4 +1,4 @@
-"""Split a batch into shards, and run a function on every device with its shard: lesson 08."""
+"""Split a batch into shards, and run a function on every device with its shard: lesson 06."""
 
 from __future__ import annotations
 

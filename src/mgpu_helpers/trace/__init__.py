@@ -1,6 +1,6 @@
 """One traced step: what ran where and when, what crossed, and how many bytes each device held.
 
-Lesson 00 shows the first one, lesson 01 a map of one.
+Lesson 00 shows the first one, lesson 04 a map of one.
 """
 
 from mgpu_helpers.trace.fit import fit_step

@@ -9,7 +9,7 @@ what happens outside of its step, such as the input or a fetched value that Pyth
 about: where its stages wait, for instance. Pieces that one device or row takes without stages are a
 loop, which cannot be replayed; `towers` begins with a step of one device.
 
-Lesson 19 builds it for five operations on two devices.
+Lesson 02 builds it for five operations on two devices.
 """
 
 from mgpu_helpers._gone import gone

@@ -2,100 +2,179 @@
 
 from __future__ import annotations
 
-import gc
-import inspect
-import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import counted
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
+from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, same_as
 
 
-def _stacks() -> Iterator[tuple[list[int], int]]:
-    rng = np.random.default_rng(seed=3)
-    for falling in (True, False, None):
-        for _ in range(3):
-            kept = rng.choice(np.arange(50, 900), rng.integers(3, 8), replace=False).tolist()
-            kept = kept if falling is None else sorted(kept, reverse=falling)
-            yield kept, int(rng.integers(2, 40))
-    for kept in ([700, 20, 300], [500]):  # where kept[-1] is before kept[0], or there is no other
-        yield kept, int(rng.integers(2, 40))
+def _mean(rows: Any, weights: Any) -> Any:
+    return (weights * rows).sum() / weights.sum() if weights.any() else 0.0
 
 
-def _moments(kept: list[int]) -> list[int]:
-    """Count the numbers of one example that are held at each layer of the backward pass."""
-    return [sum(kept[: i + 1]) + kept[i] + (kept[i - 1] if i else 0) for i in range(len(kept))]
+def _shared(count: Callable[[Any], float]) -> Callable[[Any, Any, list[Any]], float]:
+    """Make what replicas give together if each counts by this number of its weights."""
+
+    def together(rows: Any, weights: Any, parts: list[Any]) -> float:
+        counts = [count(weights[part]) for part in parts]
+        of_each = [_mean(rows[part], weights[part]) for part in parts]
+        return sum(c * x for c, x in zip(counts, of_each, strict=True)) / sum(counts)
+
+    return together
 
 
-#: Check exercise 1 of lesson 03: the bytes of a step, from what each layer keeps.
-peak_of_a_stack = same_as(
-    lambda kept, batch: 4 * batch * max(_moments(kept)),
-    _stacks,
-    told=lambda right, got, kept, batch: (
-        f"for kept={kept} and batch={batch} it is {right:,} bytes, not {got:,.10g}"
-    ),
-    way="return the bytes of the moment that holds most, one number",
-    wrong={
-        "a float32 number takes 4 bytes": lambda kept, batch: batch * max(_moments(kept)),
-        "a float32 number takes 4 bytes, and you count 8 for each":
-            lambda kept, batch: 8 * batch * max(_moments(kept)),
-        "layer 0 has no output before it, and kept[-1] is that of the last layer":
-            lambda kept, batch: 4 * batch * max(2 * kept[0] + kept[-1], *_moments(kept)),
-        "that is one example, and there are as many as the batch has":
-            lambda kept, batch: 4 * max(_moments(kept)),
-        "that is what the forward pass keeps; gradients come on top":
-            lambda kept, batch: 4 * batch * sum(kept),
-        "the backward pass may hold more at an earlier layer than at the last one":
-            lambda kept, batch: 4 * batch * _moments(kept)[-1],
-        "that is another moment of the backward pass; take the one that holds most":
-            lambda kept, batch: 4 * batch * _moments(kept)[:2][-1],
-    },
-    unknown="add the outputs up to layer i and the gradients of outputs i and i - 1",
-    yes="the bytes at the peak, of eleven networks",
-)
+_MISTAKES: dict[str, Callable[[Any, Any, list[Any]], Any]] = {
+    "it is divided by the number of examples: divide by the sum of their weights":
+        lambda rows, weights, parts: (weights * rows).mean(),
+    "it is not divided: the value is to be a mean already":
+        lambda rows, weights, parts: (weights * rows).sum(),
+    "each replica counts by its number of examples: give fit.loss the sum of its weights":
+        _shared(len),
+    "each replica counts by how many weights are not 0: give fit.loss their sum":
+        _shared(np.count_nonzero),
+    "the means of all replicas are added up as a sum: give fit.loss the sum of the weights":
+        lambda rows, weights, parts: sum(_mean(rows[part], weights[part]) for part in parts),
+    "the weights have no effect": lambda rows, weights, parts: rows.mean(),
+}  # fmt: skip
 
 
 @exercise
-def lets_go(train: Any) -> str:
-    """Check exercise 2 of lesson 03: a list of losses that keeps no tape alive."""
-    rng = np.random.default_rng(seed=3)
-    for steps in rng.choice(np.arange(3, 9), 2, replace=False).tolist():
-        _judge_losses(train, rng.integers(1, 1000, steps).astype(float).tolist())
-    return "the losses of two trainings, and no tape was alive when the next step began"
-
-
-def _judge_losses(train: Any, values: list[float]) -> None:
+def weighted(function: Any) -> str:
+    """Check exercise 1 of lesson 03: a weighted mean, for replicas of which one has no weights."""
+    import keras
     import tensorflow as tf
 
-    tapes: list[weakref.ref[Any]] = []
-    alive, steps = 0, len(values)
+    from mgpu_helpers import fit
 
-    def kept() -> int:
-        return sum(tape() is not None for tape in tapes)
+    class Line(keras.Sequential):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, weights = data
+            with tf.GradientTape() as tape:
+                rows = self(x)[:, 0] ** 2
+                loss = tf.convert_to_tensor(call(function, rows, tf.cast(weights, rows.dtype)))
+            expect(loss.shape.rank == 0, "return one number, not one for each example")
+            (slope,) = tape.gradient(loss, self.trainable_variables)
+            expect(slope is not None, "the result has to be made of the losses")
+            self.optimizer.apply([slope], self.trainable_variables)
+            return {"one": tf.ones([])}  # Keras refuses an empty dict
 
-    def step() -> tuple[Any, Any]:
-        nonlocal alive
-        alive = max(alive, kept())
-        with tf.GradientTape() as tape:
-            loss = tf.constant(values[len(tapes)] if len(tapes) < steps else 0.0)
-        tapes.append(weakref.ref(tape))
-        return loss, tape
+    n = len(planned())
+    size = 4 * n - 1  # the first replica has an example fewer
+    rng = np.random.default_rng()
+    parts = [slice(size * i // n, size * (i + 1) // n) for i in range(n)]
+    low, high = rng.integers(1, 4, [2, size]), rng.integers(5, 9, [2, size])
+    weights, x = np.where(np.arange(size) < size // 2, low, high).astype("float32")
+    weights[:2] = 0, 3
+    empty = weights.copy()
+    empty[parts[-1]] = 0
+    with fit.strategy(planned()).scope():
+        model = Line([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(0.001), jit_compile=False)
+    for each in (weights, empty):
+        model.set_weights([np.ones([1, 1])])
+        try:
+            model.fit(x[:, None], each, batch_size=size, shuffle=False, verbose=0)
+        except NotYet:
+            raise
+        except Exception as error:
+            raise NotYet(_refused(f"{error}", each is empty)) from error
+        got = (1 - model.get_weights()[0].item()) / 0.002
+        rows = x.astype(float) ** 2
+        right = _mean(rows, each)
+        if not np.isclose(got, right, rtol=1e-3):
+            said = f"in a step of {n} replicas its gradient is {got / right:.3g} times that of one"
+            found = (hint for hint, way in _MISTAKES.items()
+                     if np.isclose(got, way(rows, each, parts), rtol=1e-3))  # fmt: skip
+            hint = next(found, "take the mean of the replica, and tell fit.loss of how much it is")
+            raise NotYet(f"{said} device: {hint}")
+    return "that of one device, with an uneven batch, and with a replica that has no weights"
 
-    losses = call(train, step, steps)
-    lazy = inspect.isgenerator(losses)
-    expect(not lazy, "it returns a generator, which has not run a step yet: return a list")
-    if kept():
-        gc.collect()
-    left, ran = counted(kept(), "tape"), counted(len(tapes), "time")
-    expect(len(tapes) == steps, f"step was called {ran} in {steps} steps")
-    expect(not kept(), f"{left} of {steps} outlived the training: do not keep them")
-    earlier = counted(alive, "earlier tape")
-    expect(not alive, f"{earlier} of {steps} still lived when a step began: free it before")
-    way = f"it should return the {steps} losses in order, as numbers"
-    losses = listed(losses, way)
-    expect(not any(tf.is_tensor(loss) for loss in losses),
-           "these are tensors, which stay on the device; float(loss) makes a number")
-    expect(numbers(losses, (steps,), way).tolist() == values, way)
+
+def _refused(said: str, empty: bool) -> str:
+    if "neither a mean" in said:
+        return (
+            "fit refuses it, because a replica does not know the weights of the others: say by "
+            "fit.loss of how much the value is a mean"
+        )
+    if empty or "nothing to take a mean of" in said:
+        return "a replica that has no weights divides by 0: use tf.math.divide_no_nan"
+    return f"fit raises: {(said.splitlines() or ['an error'])[0]}"
+
+
+def _losses() -> Iterator[tuple[Callable[[Any], float], np.ndarray]]:
+    def mean_square(x: Any) -> float:
+        return (x**2).mean()
+
+    def twice_the_mean(x: Any) -> float:
+        return 2 * x.mean()
+
+    def sum_of_squares(x: Any) -> float:
+        return (x**2).sum()
+
+    def tenth_of_the_sum(x: Any) -> float:
+        return x.sum() / 10
+
+    def largest(x: Any) -> float:
+        return x.max()
+
+    def square_of_the_sum(x: Any) -> float:
+        return x.sum() ** 2
+
+    def root_mean_square(x: Any) -> float:
+        return float(np.sqrt((x**2).mean()))
+
+    rng = np.random.default_rng()
+    every = [mean_square, sum_of_squares, square_of_the_sum, largest, twice_the_mean,
+             tenth_of_the_sum, root_mean_square]  # fmt: skip
+    for n in (8, 8, 8, 8, 8, 8, 5, 9):  # equal parts first, of which only rounding makes others
+        for loss in every:
+            x = rng.uniform(1, 9, n)
+            x[-1] += 30  # or the root of a mean square may be a mean, nearly
+            yield loss, x
+
+
+def _kind(near: Callable[[Any, Any], Any] = np.isclose, way: str = "shares") -> Any:
+    def kind(loss: Any, x: Any) -> str:
+        k, n = len(x) // 2, len(x)
+        a, b, both = loss(x[:k]), loss(x[k:]), loss(x)
+        if near(a + b, both):
+            return "sum"
+        if way == "between":
+            return "mean" if min(a, b) <= both <= max(a, b) else "neither"
+        share = k / n if way == "shares" else 0.5
+        return "mean" if near(share * a + (1 - share) * b, both) else "neither"
+
+    return kind
+
+
+_right = _kind()
+
+#: Check exercise 2 of lesson 03: what a loss is, of losses and of examples that it draws.
+kind = same_as(
+    _right,
+    _losses,
+    told=lambda right, got, loss, x: (
+        f"the {loss.__name__.replace('_', ' ')} of {len(x)} numbers is {right!r}, not {got!r}"
+    ),
+    wrong={
+        "two parts of different size count by their shares, not equally": _kind(way="equal"),
+        "a loss can be between those of its parts and no mean: compare with the shares":
+            _kind(way="between"),
+        "rounding moves the last digit: compare with np.isclose": _kind(near=lambda a, b: a == b),
+        "the losses of its parts add up to that of both": lambda loss, x: (
+            "mean" if _right(loss, x) == "sum" else _right(loss, x)
+        ),
+        "the losses of its parts do not add up to that of both": lambda loss, x: (
+            "sum" if _right(loss, x) == "mean" else _right(loss, x)
+        ),
+        "neither their sum nor their mean by shares is that of both": lambda loss, x: (
+            "mean" if _right(loss, x) == "neither" else _right(loss, x)
+        ),
+    },
+    unknown="compute the loss of two parts and of both together, and compare with np.isclose, "
+    "because rounding moves the last digit",
+    yes="right for seven losses, of 5, 8 and 9 numbers",
+)  # fmt: skip

@@ -2,158 +2,55 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
-from mgpu_helpers._formatting import counted
-from mgpu_helpers.lessons.checks.judge import same_as
-
-
-def _queues() -> Iterator[tuple[list[float], int]]:
-    draw = np.random.default_rng()
-    known: list[tuple[list[float], int]] = [
-        ([3, 8, 8, 1, 9], 2), ([6, 1, 1, 4, 9], 2),  # each mistake below makes another number
-        ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
-        ([2.5, 2, 0.75, 1.5], 2),
-    ]
-    yield from known
-    for n in (1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5, 7):
-        yield draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n
+from mgpu_helpers import _private
+from mgpu_helpers.lessons import pretend
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, same_as
 
 
-def _ends(seconds: list[float], n: int) -> list[float]:
-    ends = [0.0] * n
-    for length in seconds:
-        heapq.heapreplace(ends, ends[0] + length)
-    return ends
+@exercise
+def last_two_grow(function: Any) -> str:
+    """Check exercise 1 of lesson 05: the last two GPUs are visible and grow, the others hidden."""
+    import tensorflow as tf
+
+    grows = tf.config.experimental.get_memory_growth
+    for n in range(2, 9):
+        with pretend.pretend_gpus(n) as gpus:
+            wanted = [gpu.name[-5:] for gpu in gpus[-2:]]
+            call(function, list(gpus))
+            expect(not _private.started(), "it started TensorFlow: make the settings and no tensor")
+            expect(tf.config.get_visible_devices("CPU"), "it hides the CPU, and TensorFlow does "
+                   'not start without one: set_visible_devices(…, "GPU") leaves it visible')
+            seen = sorted(gpu.name[-5:] for gpu in tf.config.get_visible_devices("GPU"))
+            hidden, shown = " and ".join(seen) or "none", " and ".join(wanted)
+            expect(seen == wanted, f"of {n} GPUs TensorFlow sees {hidden}; it should see {shown}")
+            still = " and ".join(gpu.name[-5:] for gpu in gpus[-2:] if not grows(gpu))
+            expect(not still, f"of {n} GPUs no growth is set on {still}: both need it")
+            limits = [tf.config.get_logical_device_configuration(gpu) for gpu in gpus[-2:]]
+            expect(not any(limits), "a limit takes the growth away: set none")
+    return "of 2 to 8 GPUs TensorFlow sees the last two, and both grow"
 
 
-def _wall(seconds: list[float], n: int) -> float:
-    return max(_ends(seconds, n))
-
-
-def _last_end(seconds: list[float], n: int) -> float:
-    return min(_ends(seconds[:-1], n)) + seconds[-1]
-
-
-def _in_groups(seconds: list[float], n: int) -> float:
-    return sum(max(seconds[at : at + n]) for at in range(0, len(seconds), n))
-
-
-def _in_pieces(seconds: list[float], n: int) -> float:
-    size = -(-len(seconds) // n)
-    return max(sum(seconds[at : at + size]) for at in range(0, len(seconds), size))
-
-
-#: Check exercise 1 of lesson 05: how long a sweep takes that keeps its order.
-wall = same_as(
-    _wall,
-    _queues,
-    told=lambda right, got, seconds, n: (
-        f"{seconds} on {counted(n, 'device')} take {right:g}, not {got:g}"
+limit_for = same_as(
+    lambda total, context, n: total // n - context,
+    lambda: [(16384, 500, 2), (40960, 420, 6), (24576, 600, 1)],
+    way="a limit is a whole number of MiB",
+    yes="with their contexts the scripts fill the GPU, and none of them is short",
+    told=lambda right, got, total, context, n: (
+        f"{n} scripts with {got:,} MiB each and contexts of {context} MiB take "
+        f"{n * (got + context):,} of {total:,} MiB"
     ),
-    way="return a number of seconds",
+    unknown="together they should fill the GPU as far as whole MiB can, and take no more",
     wrong={
-        "that is shared out evenly: a job cannot be cut in two":
-            lambda seconds, n: sum(seconds) / n,
-        "that is shared out evenly and rounded up: a job cannot be cut in two":
-            lambda seconds, n: -(-sum(seconds) // n),
-        "that deals the jobs out in turn, also to a device that is still busy":
-            lambda seconds, n: max(sum(seconds[i::n]) for i in range(n)),
-        "that waits for all devices before it starts the next jobs": _in_groups,
-        "that cuts the list into as many pieces as there are devices": _in_pieces,
-        "that starts the longest first: keep the order of the list":
-            lambda seconds, n: _wall(sorted(seconds, reverse=True), n),
-        "that starts the shortest first: keep the order of the list":
-            lambda seconds, n: _wall(sorted(seconds), n),
-        "that starts the last first: keep the order of the list":
-            lambda seconds, n: _wall(seconds[::-1], n),
-        "that uses one device": lambda seconds, n: sum(seconds),
-        "that is the longest job alone, and a device may have several":
-            lambda seconds, n: max(seconds),
-        "that is when the last job of the list ends, and an earlier one may end later": _last_end,
-        "that is when the first device has nothing left, and the sweep ends with the last":
-            lambda seconds, n: min(_ends(seconds, n)),
+        "each script has a context, too": lambda total, context, n: total // n,
+        "a limit is a whole number of MiB": lambda total, context, n: total / n - context,
+        "rounded up, the limits do not fit: round down": (
+            lambda total, context, n: -(-total // n) - context
+        ),
+        "each script has a context of its own": lambda total, context, n: (total - context) // n,
+        "beside each limit there is one context": (
+            lambda total, context, n: total // n - n * context
+        ),
     },
-    unknown="in their order, each takes the first device that is free",
-    changed="it changed the list of seconds that it was given: work on a copy",
-    yes="19 queues",
-)
-
-Rows = list[dict[str, Any]]
-
-
-def _sweeps() -> Iterator[tuple[list[str], Rows]]:
-    def rows(*ends: str) -> Rows:
-        return [dict(zip(("name", "status"), end.split(":"), strict=True)) for end in ends]
-
-    yield ["a", "b", "c"], rows("b:done", "a:failed", "a:done")
-    yield ["a", "b"], []
-    yield ["b", "a"], rows("a:timed out", "x:done")
-    yield ["a"], rows("a:done", "a:failed")
-    draw = np.random.default_rng()
-    for _ in range(12):
-        ends = ["done", "failed", "timed out", "stopped"]
-        names = [f"lr={lr}" for lr in draw.permutation(12)[: draw.integers(3, 12)]]
-        pairs = zip(draw.choice(names, 14), draw.choice(ends, 14), strict=True)
-        yield names, rows(*(f"{name}:{end}" for name, end in pairs))
-
-
-def _again(names: list[str], rows: Rows) -> list[str]:
-    newest = {row["name"]: row["status"] for row in rows}
-    return [name for name in names if newest.get(name) != "done"]
-
-
-def _failed_only(names: list[str], rows: Rows) -> list[str]:
-    newest = {row["name"]: row["status"] for row in rows}
-    return [name for name in names if newest.get(name, "done") != "done"]
-
-
-def _ever_done(names: list[str], rows: Rows) -> list[str]:
-    done = {row["name"] for row in rows if row["status"] == "done"}
-    return [name for name in names if name not in done]
-
-
-def _ever_failed(names: list[str], rows: Rows) -> list[str]:
-    failed = {row["name"] for row in rows if row["status"] != "done"}
-    there = {row["name"] for row in rows}
-    return [name for name in names if name in failed or name not in there]
-
-
-def _failed_or_new(names: list[str], rows: Rows) -> list[str]:
-    newest = {row["name"]: row["status"] for row in rows}
-    return [name for name in names if newest.get(name, "failed") == "failed"]
-
-
-def _shown(rows: Rows) -> str:
-    return ", ".join(f"{row['name']} {row['status']}" for row in rows) or "no rows"
-
-
-#: Check exercise 2 of lesson 05: which jobs a sweep has to run again.
-again = same_as(
-    _again,
-    _sweeps,
-    told=lambda right, got, names, rows: (
-        f"of {names} after {_shown(rows)} these are left: {right}, not {got}"
-    ),
-    wrong={
-        "go through the names: a job has several rows, of which the newest counts, or one, or none":
-            lambda names, rows: [row["name"] for row in rows if row["status"] != "done"],
-        "a job without a row has never ended, and has to run, too": _failed_only,
-        "the newest row of a job counts, and here that one is not done": _ever_done,
-        "the newest row of a job counts, and here that one is done": _ever_failed,
-        "only a job that is done is left out, and one may also have timed out or been stopped":
-            _failed_or_new,
-        "these have a row that says done": lambda names, rows: [
-            name for name in names if {"name": name, "status": "done"} in rows],
-        "these are all jobs: leave out what is done": lambda names, rows: names,
-        "keep the order in which the jobs were named":
-            lambda names, rows: sorted(_again(names, rows)),
-    },
-    unknown="return a list of names, each once, in their order",
-    changed="it changed what it was given: work on a copy",
-    yes="16 sweeps",
 )

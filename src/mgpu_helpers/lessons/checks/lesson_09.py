@@ -2,115 +2,100 @@
 
 from __future__ import annotations
 
-import functools
+import gc
+import inspect
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks import judge
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, numbers
+from mgpu_helpers._formatting import counted
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
+
+
+def _stacks() -> Iterator[tuple[list[int], int]]:
+    rng = np.random.default_rng(seed=3)
+    for falling in (True, False, None):
+        for _ in range(3):
+            kept = rng.choice(np.arange(50, 900), rng.integers(3, 8), replace=False).tolist()
+            kept = kept if falling is None else sorted(kept, reverse=falling)
+            yield kept, int(rng.integers(2, 40))
+    for kept in ([700, 20, 300], [500]):  # where kept[-1] is before kept[0], or there is no other
+        yield kept, int(rng.integers(2, 40))
+
+
+def _moments(kept: list[int]) -> list[int]:
+    """Count the numbers of one example that are held at each layer of the backward pass."""
+    return [sum(kept[: i + 1]) + kept[i] + (kept[i - 1] if i else 0) for i in range(len(kept))]
+
+
+#: Check exercise 1 of lesson 09: the bytes of a step, from what each layer keeps.
+peak_of_a_stack = same_as(
+    lambda kept, batch: 4 * batch * max(_moments(kept)),
+    _stacks,
+    told=lambda right, got, kept, batch: (
+        f"for kept={kept} and batch={batch} it is {right:,} bytes, not {got:,.10g}"
+    ),
+    way="return the bytes of the moment that holds most, one number",
+    wrong={
+        "a float32 number takes 4 bytes": lambda kept, batch: batch * max(_moments(kept)),
+        "a float32 number takes 4 bytes, and you count 8 for each":
+            lambda kept, batch: 8 * batch * max(_moments(kept)),
+        "layer 0 has no output before it, and kept[-1] is that of the last layer":
+            lambda kept, batch: 4 * batch * max(2 * kept[0] + kept[-1], *_moments(kept)),
+        "that is one example, and there are as many as the batch has":
+            lambda kept, batch: 4 * max(_moments(kept)),
+        "that is what the forward pass keeps; gradients come on top":
+            lambda kept, batch: 4 * batch * sum(kept),
+        "the backward pass may hold more at an earlier layer than at the last one":
+            lambda kept, batch: 4 * batch * _moments(kept)[-1],
+        "that is another moment of the backward pass; take the one that holds most":
+            lambda kept, batch: 4 * batch * _moments(kept)[:2][-1],
+    },
+    unknown="add the outputs up to layer i and the gradients of outputs i and i - 1",
+    yes="the bytes at the peak, of eleven networks",
+)
 
 
 @exercise
-def weighted_average(function: Any) -> str:
-    """Check exercise 1 of lesson 09: gradients weighted by the sizes of their shards."""
-    rng = np.random.default_rng(7)
-    for n in (2, 3, 5):
-        sizes = [int(size) for size in rng.permutation(np.arange(1, 12))[:n]]
-        # Whole numbers, and one variable whose average is whole: a hint shows it first.
-        vectors, matrices = (rng.integers(-9, 10, [n, *s]) for s in ((4,), (2, 3)))
-        values = (1 + rng.permutation(8)[:n]) * sum(sizes)
-        _check_average(function, sizes, [vectors, matrices, values][-n:])
-    return "2, 3 and 5 shards of unequal size count by their sizes"
+def lets_go(train: Any) -> str:
+    """Check exercise 2 of lesson 09: a list of losses that keeps no tape alive."""
+    rng = np.random.default_rng(seed=3)
+    for steps in rng.choice(np.arange(3, 9), 2, replace=False).tolist():
+        _judge_losses(train, rng.integers(1, 1000, steps).astype(float).tolist())
+    return "the losses of two trainings, and no tape was alive when the next step began"
 
 
-def _check_average(function: Any, sizes: list[int], variables: list[np.ndarray]) -> None:
+def _judge_losses(train: Any, values: list[float]) -> None:
     import tensorflow as tf
 
-    n, way = len(sizes), "return one gradient for each variable, of the variable's shape"
-    with tf.device(planned().host):
-        towers = [[tf.constant(v[i], tf.float32) for v in variables] for i in range(n)]
-        given, shares = [list(tower) for tower in towers], list(sizes)
-        got = listed(call(function, given, shares), way)
-    count = len(variables)
-    expect(len(got) == count, f"it returns {len(got)} gradients for {count} variables: {way}")
-    arrays = [numbers(g, v.shape[1:], way).ravel() for g, v in zip(got, variables, strict=True)]
-    for array, v in zip(arrays[::-1], variables[::-1], strict=True):
-        near = functools.partial(np.allclose, array, rtol=1e-4, atol=1e-4)
-        column = v.reshape(n, -1)
-        total = np.asarray(sizes) @ column
-        wanted = total / sum(sizes)
-        first = np.argmax(np.abs(array - wanted))
-        said = (
-            f"gradients {', '.join(f'{number:g}' for number in column[:, first])} of shards with "
-            f"{', '.join(map(str, sizes))} examples should give {wanted[first]:.4g}, not "
-            f"{array[first]:.4g}"
-        )
-        if near(column.mean(0)):
-            said = f"all shards count the same: {said}"
-        elif any(near(total / k) for k in (1, n)):
-            said = f"divide the sizes by their sum: {said}"
-        expect(near(wanted), said)
-    leaves = [list(map(id, tf.nest.flatten(each))) for each in (given, towers)]
-    kept = shares == sizes and leaves[0] == leaves[1]
-    expect(kept, "it changes the lists that it was given: make new ones")
+    tapes: list[weakref.ref[Any]] = []
+    alive, steps = 0, len(values)
 
+    def kept() -> int:
+        return sum(tape() is not None for tape in tapes)
 
-@exercise
-def half_the_bytes(function: Any) -> str:
-    """Check exercise 2 of lesson 09: an average whose parts cross in half the bytes."""
-    import tensorflow as tf
+    def step() -> tuple[Any, Any]:
+        nonlocal alive
+        alive = max(alive, kept())
+        with tf.GradientTape() as tape:
+            loss = tf.constant(values[len(tapes)] if len(tapes) < steps else 0.0)
+        tapes.append(weakref.ref(tape))
+        return loss, tape
 
-    plan, length = planned(), 4000
-
-    def vectors(seed: Any) -> list[Any]:
-        made = []
-        for i, device in enumerate(plan.devices):
-            with tf.device(device):
-                made.append(tf.random.stateless_normal([length], tf.stack([seed, i])))
-        return made
-
-    # Nested in another, a tf.function gives its result to where it is called, and not its place.
-    own = getattr(function, "python_function", function)
-    expect(callable(own), f"a function is wanted, its name without brackets, not {own!r}")
-    got, step = judge.traced(lambda seed: own(vectors(seed)), tf.constant(3))
-    got = numbers(got, (length,), f"return one vector of {length} numbers")
-    expect(got.dtype == np.float32, f"the average should be float32, not {got.dtype}")
-    for copy in step.copies:
-        size = copy.bytes or 0
-        expect(copy.target == plan.host or size <= 100,
-               f"{copy.source} sends {size:,} bytes to {copy.target}: let every device send its "
-               f"own vector straight to {plan.host}, and add and divide there")
-    _check_precision(got, np.stack([each.numpy() for each in vectors(tf.constant(3))]))
-    enough = 2 * length
-    for device in plan.devices:
-        sent = judge.sent(step, device)
-        way = f"{enough:,} are enough: cast in its block"
-        expect(sent <= enough, f"{device} sent {sent:,} bytes; {way}")
-    return f"as right as float16 is, and {enough:,} bytes from each device, not {2 * enough:,}"
-
-
-def _check_precision(got: np.ndarray, parts: np.ndarray) -> None:
-    """Check that an average is as right as one of float16 numbers that are added as float32."""
-    import tensorflow as tf
-
-    wanted = parts.astype(np.float64).mean(0)
-
-    def error(average: Any) -> float:
-        return float(np.sqrt(np.mean((np.asarray(average, np.float64) - wanted) ** 2)))
-
-    def cast(values: np.ndarray, kind: Any) -> np.ndarray:
-        return values.astype(kind).astype(np.float32)
-
-    n, brain = len(parts), tf.bfloat16.as_numpy_dtype
-    half = max(error(cast(parts, np.float16).mean(0)), error(cast(parts / n, np.float16).sum(0)))
-    finite, off = np.isfinite(got).all(), error(got)
-    expect(finite, "there are infinite numbers in the average, or some that are none")
-    if off > 1.1 * half:
-        coarse = error(cast(parts, brain).mean(0))
-        expect(off <= 1.5 * coarse,
-               f"the average is off by {off:.2g}; in float16 it is off by {half:.1g}")
-        expect(off <= 0.6 * coarse,
-               "that is as coarse as bfloat16, which has 8 bits: float16 has 11")
-        raise NotYet("it is rounded more than once: cast to float32 on the host first, then add")
+    losses = call(train, step, steps)
+    lazy = inspect.isgenerator(losses)
+    expect(not lazy, "it returns a generator, which has not run a step yet: return a list")
+    if kept():
+        gc.collect()
+    left, ran = counted(kept(), "tape"), counted(len(tapes), "time")
+    expect(len(tapes) == steps, f"step was called {ran} in {steps} steps")
+    expect(not kept(), f"{left} of {steps} outlived the training: do not keep them")
+    earlier = counted(alive, "earlier tape")
+    expect(not alive, f"{earlier} of {steps} still lived when a step began: free it before")
+    way = f"it should return the {steps} losses in order, as numbers"
+    losses = listed(losses, way)
+    expect(not any(tf.is_tensor(loss) for loss in losses),
+           "these are tensors, which stay on the device; float(loss) makes a number")
+    expect(numbers(losses, (steps,), way).tolist() == values, way)

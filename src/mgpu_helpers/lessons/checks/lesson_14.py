@@ -2,104 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers._formatting import counted
-from mgpu_helpers.lessons import schedules
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as
+from mgpu_helpers.devices.plan import planned
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, sent, traced
+
+MOST = 16  # bytes an example that a device may send
+
+
+def _gated(x: Any, g: Any, u: Any, d: Any) -> Any:
+    gate = x @ g
+    return (gate / (1 + np.exp(-gate)) * (x @ u)) @ d
 
 
 @exercise
-def two_at_most(function: Any) -> str:
-    """Check exercise 1 of lesson 14: an order in which no stage holds more than two pieces."""
-    drawn = (int(n) for n in np.random.default_rng().integers(2, 8, 2))
-    for stages, pieces in ((2, 3), (3, 4), (4, 6), (3, 1), tuple(drawn)):
-        said = f"with {counted(stages, 'stage')} and {counted(pieces, 'piece')}"
-        way = f"{said}, give each stage a list of its tasks"
-        schedule = [listed(steps, way) for steps in listed(call(function, stages, pieces), way)]
-        try:
-            found = schedules.check(schedule)
-        except ValueError as error:
-            raise NotYet(f"{said}, {error}") from error
-        own = f"{counted(len(schedule), 'stage')} and {counted(found, 'piece')}"
-        fits = (len(schedule), found) == (stages, pieces)
-        expect(fits, f"{said}, this is an order for {own}")
-        for stage, steps in enumerate(schedule):
-            held = np.cumsum([1 if step[0] == "F" else -1 for step in steps]).max()
-            expect(held <= 2, f"{said}, stage {stage} holds {held} pieces at once")
-        columns = max(end for _, end in schedules.run_times(schedule).values())
-        faster = pieces == 1 or columns < 2 * stages * pieces
-        expect(faster, f"{said} it takes as long as one piece after the other")
-    return "never more than two pieces, and faster than one after the other"
+def gated(function: Any) -> str:
+    """Check exercise 1 of lesson 14: the matrices of a gated pair, an n-th of each for a device."""
+    rng = np.random.default_rng(0)
+    for n, wide, hidden in ((2, 4, 6), (3, 5, 12)):
+        x = rng.normal(size=[7, wide])
+        shapes = [(wide, hidden), (wide, hidden), (hidden, wide)]
+        whole = [rng.normal(size=shape) for shape in shapes]
+        got = listed(call(function, *whole, n), "a list with a triple for each device")
+        expect(len(got) == n, f"{n} devices need {n} triples, not {len(got)}")
+        parts = [listed(each, "a triple of matrices for each device") for each in got]
+        for part in parts:
+            expect(len(part) == 3, f"a device needs 3 matrices, not {len(part)}")
+            for name, matrix, (down, over) in zip("gud", part, shapes, strict=True):
+                matrix = numbers(matrix, np.shape(matrix), f"a matrix for {name}")
+                expect(matrix.size == down * over // n, (
+                    f"a device has {matrix.size} of the {down * over} numbers of {name}, not "
+                    f"1/{n} of them"
+                ))  # fmt: skip
+                by = "rows" if name == "d" else "columns"
+                right = (down // n, over) if name == "d" else (down, over // n)
+                given = " x ".join(map(str, matrix.shape))
+                expect(matrix.shape == right, (
+                    f"{name} is {down} x {over}, and a part of it {given}: cut it by {by}"
+                ))  # fmt: skip
+        added = sum(_gated(x, *(np.asarray(m) for m in part)) for part in parts)
+        expect(np.allclose(added, _gated(x, *whole), rtol=1e-3, atol=1e-3), (
+            f"with {n} devices the shapes are right, and the outputs do not add up to that of the "
+            "whole: a device needs columns of g and u and rows of d that belong to the same hidden "
+            "numbers, and all devices together need each of them once"
+        ))  # fmt: skip
+    return "the outputs of 2 and of 3 devices add up to that of the whole"
 
 
-def _trainings() -> Iterator[tuple[int, int, int]]:
-    yield from [(3, 420, 35), (2, 96, 20), (4, 11, 30), (2, 60, 33), (2, 5, 50), (8, 20, 10)]
-    yield (1, 7, 5)
-    random = np.random.default_rng()
-    for _ in range(5):
-        stages, percent = random.integers(2, 9), random.choice([5, 10, 20, 25, 40, 50])
-        yield int(stages), int(random.integers(1, 200)), int(percent)
+def _run(function: Any, parts: Any, y: Any) -> Any:
+    # The variables are no argument of what is traced, so that they stay where they lie.
+    return traced(lambda labels: call(function, [*parts], labels), y)
 
 
-def _fewest(
-    stages: int, batch: int, percent: int, wait: int = 1, even: bool = True, less: bool = False
-) -> int:
-    for pieces in range(1, batch + 1):
-        idle, all_of = 100 * (stages - wait), percent * (pieces + stages - 1)
-        if (idle < all_of if less else idle <= all_of) and not (even and batch % pieces):
-            return pieces
-    return 0
+@exercise
+def losses(function: Any) -> str:
+    """Check exercise 2 of lesson 14: the losses of logits that lie in parts, and what is sent."""
+    import tensorflow as tf
 
-
-def _bubble(right: int, got: Any, stages: int, batch: int, percent: int) -> str:
-    given = f"with {counted(stages, 'stage')} and a batch of {batch}"
-    wanted = f"{right} is the fewest" if right else "there is no such number"
-    return f"{given}, for a bubble of {percent} % at most {wanted}, not {got:g}"
-
-
-#: Check exercise 2 of lesson 14: the fewest even pieces for a bubble, of batches that it draws.
-fewest = same_as(
-    _fewest,
-    _trainings,
-    told=_bubble,
-    way="one whole number of pieces",
-    wrong={
-        "pieces of equal size divide the batch":
-            lambda stages, batch, percent: _fewest(stages, batch, percent, even=False),
-        "one piece, too, can be enough":
-            lambda stages, batch, percent: next(
-                (m for m in range(2, batch + 1)
-                 if 100 * (stages - 1) <= percent * (m + stages - 1) and batch % m == 0), 0
-            ),
-        "a piece can be a single example":
-            lambda stages, batch, percent: (
-                pieces if (pieces := _fewest(stages, batch, percent)) < batch else 0
-            ),
-        "a share that is rounded to whole percent can be too large":
-            lambda stages, batch, percent: next(
-                (m for m in range(1, batch + 1)
-                 if 100 * (stages - 1) // (m + stages - 1) <= percent and batch % m == 0), 0
-            ),
-        "the bubble of p stages has p - 1 of its columns, not p":
-            lambda stages, batch, percent: _fewest(stages, batch, percent, wait=0),
-        "a bubble of just so many percent is small enough":
-            lambda stages, batch, percent: _fewest(stages, batch, percent, less=True),
-        "the share is of all columns, working and waiting":
-            lambda stages, batch, percent: next(
-                (m for m in range(1, batch + 1)
-                 if 100 * (stages - 1) <= percent * m and batch % m == 0), 0
-            ),
-        "each example alone has the smallest bubble: fewer may do":
-            lambda stages, batch, percent: batch,
-        "return the number of pieces, not of the examples in one":
-            lambda stages, batch, percent: (
-                batch // pieces if (pieces := _fewest(stages, batch, percent)) else 0
-            ),
-    },
-    unknown="the bubble is a share of (p - 1)/(m + p - 1)",
-    yes="right for twelve trainings, five of them drawn by lot",
-)  # fmt: skip
+    where = list(dict.fromkeys([planned().devices[0], planned().devices[-1]]))
+    rng = np.random.default_rng(0)
+    batch = 50
+    # Each example, or each part, has its own highest score.
+    for classes, by, shift in (
+        (24, "none", 0.0), (36, "all", 1000.0), (24, "examples", 1000.0), (24, "parts", 1000.0),
+        (24, "all", -1000.0),
+    ):  # fmt: skip
+        logits = rng.normal(size=[batch, classes]) * 3
+        rows = slice(batch // 2 if by == "examples" else 0, None)
+        logits[rows, classes // 2 if by == "parts" else 0 :] += shift
+        logits = logits.astype("f")
+        y = rng.integers(0, classes, batch)
+        parts = []
+        for device, part in zip(where, np.split(logits, len(where), axis=1), strict=True):
+            with tf.device(device):
+                parts.append(tf.Variable(part))
+        got, step = _run(function, parts, y)
+        got = numbers(got, (batch,), "one loss for each example")
+        highest = logits.max(1, keepdims=True).astype("float64")
+        right = np.log(np.exp(logits - highest).sum(1)) + highest[:, 0] - logits[range(batch), y]
+        odd = [float(one) for one in got if not np.isfinite(one)]
+        expect(not odd, (
+            f"with scores near {shift:.0f} a loss is {odd[:1]}: take each example's own highest "
+            "score away before exp, and add it again after log"
+        ))  # fmt: skip
+        first = int(np.argmax(np.abs(got - right)))
+        expect(np.allclose(got, right, atol=2e-3), (
+            f"an example of class {y[first]}, of {classes}, has the loss {right[first]:.3f}, not "
+            f"{got[first]:.3f}"
+        ))  # fmt: skip
+        for device in where:
+            each = sent(step, device) / batch
+            expect(each <= MOST, (
+                f"{device} sends {each:.0f} bytes for each example: reduce its scores to a few "
+                "numbers where they lie, in a block tf.device(logits[i].device)"
+            ))  # fmt: skip
+    return f"right also for scores near 1000, and no device sends over {MOST} bytes for an example"

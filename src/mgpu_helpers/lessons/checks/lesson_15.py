@@ -2,80 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, numbers, same_as
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, same_as
+
+SUMS = ((2_097_152, 10_086_480), (16_777_216, 10_127_440), (3, 5), (5, 3))
 
 
 @exercise
-def efficiency(function: Any) -> str:
-    """Check exercise 1 of lesson 15: the efficiency of strong and of weak scaling."""
-    rng = np.random.default_rng(seed=0)
-    drawn = {n: float(rng.uniform(1, 9)) for n in (5, 1, 3)}
-    for kind, seconds in (
-        ("strong", {1: 8.0, 2: 5.0, 4: 4.0}), ("weak", {1: 8.0, 2: 10.0, 4: 16.0}),
-        ("weak", drawn), ("strong", drawn),
-    ):
-        given = dict(seconds)
-        got = call(function, given, kind)
-        expect(given == seconds, f"it changes the dictionary that it is given to {given}")
-        keys = f"with the keys {', '.join(map(str, seconds))}, not {got!r}"
-        right = isinstance(got, Mapping) and set(got) == set(seconds)
-        expect(right, f"a dictionary is wanted, {keys}")
-        told = ", ".join(f"{t:.3g} s on {n}" for n, t in seconds.items())
-        for n, t in seconds.items():
-            value = seconds[1] / t / (n if kind == "strong" else 1)
-            hint = f"{kind} scaling, {told}: the efficiency on {n} is {value:.6g}, not {got[n]!r}"
-            expect(np.isclose(numbers(got[n], (), hint), value), hint)
-    return "strong and weak scaling told apart"
+def in_order(function: Any) -> str:
+    """Check exercise 1 of lesson 15: four devices in the order that serves the larger sum."""
+    for order in ((0, 1, 2, 3), (0, 2, 1, 3)):
+        names = [f"/GPU:{i}" for i in order]
+        for within, between in SUMS:
+            pairs = [(names[0], names[1]), (names[2], names[3])]
+            got = listed(call(function, pairs, within, between), "a list of four devices")
+            expect(len(got) == 4, (
+                f"the list has {len(got)} entries, not four: fit.use takes one list of devices, "
+                "the first row and then the second"
+            ))  # fmt: skip
+            flat = all(isinstance(one, str) for one in got)
+            expect(flat and sorted(got) == sorted(names), (
+                f"each of {', '.join(names)} stands in the list once; it has {got}"
+            ))  # fmt: skip
+            rows = {frozenset(got[:2]), frozenset(got[2:])}
+            columns = {frozenset(got[::2]), frozenset(got[1::2])}
+            fast = {frozenset(pair) for pair in pairs}
+            case = f"with the pairs {pairs}, {within:,} bytes within rows and {between:,} between"
+            expect(fast in (rows, columns), (
+                f"{case}, your list puts the devices of a pair neither into one row nor into one "
+                "column: a row is two neighbours, and a column every second device"
+            ))  # fmt: skip
+            expect(fast == (rows if within > between else columns), (
+                f"{case}, the fast links have to be "
+                + ("within the rows, and in your list they are between them: a row is two "
+                   "neighbours of the list" if within > between else
+                   "between the rows, and in your list they are within them: a column is every "
+                   "second device of the list")
+            ))  # fmt: skip
+    return "the larger sum crosses the fast links, for two servers and four sums"
 
 
-_SLOWER = [1.0 + 0.1 * i for i in range(15)]  # a machine that slows down during the pairs
-_FAR = [1.5, 0.7, 0.6] + [1.02, 1.03, 1.04] * 4
-_KNOWN = (
-    ("b takes 0.4 % less in every pair, unless it is rounded away, while the machine slows down",
-     _SLOWER, [0.996 * t for t in _SLOWER]),
-    ("b takes 3 % more in every pair, while the machine slows down",
-     _SLOWER, [1.03 * t for t in _SLOWER]),
-    ("three of the pairs are far off, the others differ by 2 to 4 %", _FAR, [1.0] * 15),
-    ("three of the pairs are far off, and b is the slower one", [1.0] * 15, _FAR),
-    ("four of the ratios are 0.9, the others 1.3", [0.9] * 4 + [1.3] * 11, [1.0] * 15),
-    ("four of the ratios are 1.1, the others 0.9", [1.1] * 4 + [0.9] * 11, [1.0] * 15),
-    ("the ratios are 1 but for three outliers of 3", [1.0] * 12 + [3.0] * 3, [1.0] * 15),
-    ("b takes the times of a, 3 % longer and in reverse, so that the pairs go both ways",
-     _SLOWER, [1.03 * t for t in _SLOWER[::-1]]),
-)  # fmt: skip
-
-
-def _pairs() -> Iterator[tuple[list[float], list[float]]]:
-    yield from ((a, b) for _, a, b in _KNOWN)
+def _steps() -> Iterator[tuple[int, int, int, int]]:
+    yield 100, 8, 12, 4
+    yield 5_022_760, 1024, 1024, 2
+    yield 100, 8, 12, 1
     rng = np.random.default_rng()
-    for _ in range(500):
-        a, b = (1 + 0.1 * rng.standard_normal([2, 15])) * rng.uniform(1, 9, 15)
-        b *= rng.choice([0.9, 1.0, 1.1])
-        if np.min(np.abs(_ends(a, b) - 1)) >= 1e-6:
-            yield a.tolist(), b.tolist()
+    for _ in range(5):
+        weights, cut, batch = (int(one) for one in rng.integers(2, 1000, 3))
+        yield weights, cut, 12 * batch, int(rng.integers(2, 5))
 
 
-def _ends(a: Any, b: Any) -> np.ndarray:
-    return np.sort(np.divide(a, b))[[3, -4]]
-
-
-def _told(right: bool, got: bool, a: list[float], b: list[float]) -> str:
-    low, high = _ends(a, b)
-    drawn = f"the fourth ratios from below and from above are {low:.3f} and {high:.3f}"
-    what = next((what for what, *both in _KNOWN if both == [a, b]), drawn)
-    return f"{what}: {right} is right, not {got}"
-
-
-#: Check exercise 2 of lesson 15: whether two ways, timed in turn, differ.
-differ = same_as(
-    lambda a, b: bool(_ends(a, b)[0] > 1 or _ends(a, b)[1] < 1),
-    _pairs,
-    told=_told,
-    changed="it changes a list that it is given: the pairs are lost",
-    yes="right for eight cases, and no difference seen where it was chance",
-)
+#: Check exercise 2 of lesson 15: the bytes within rows and between them, of models that it draws.
+crossing = same_as(
+    lambda weights, cut, batch, rows: (2 * batch * cut, 2 * weights * (rows - 1)),
+    _steps,
+    told=lambda right, got, weights, cut, batch, rows: (
+        f"with {weights} bytes of weights, {cut} at the cut, a batch of {batch} and {rows} rows, "
+        f"{right[0]} bytes cross within rows and {right[1]} between them, not "
+        + " and ".join(f"{one:.10g}" for one in np.ravel(got))
+    ),
+    way="two numbers of bytes",
+    wrong={
+        "the gradients of the activations come back": lambda weights, cut, batch, rows: (
+            batch * cut, 2 * weights * (rows - 1)
+        ),
+        "the gradients of the weights come back": lambda weights, cut, batch, rows: (
+            2 * batch * cut, weights * (rows - 1)
+        ),
+        "what is read comes back as gradients, within rows and between them":
+            lambda weights, cut, batch, rows: (batch * cut, weights * (rows - 1)),
+        "the first row has the weights, and reads nothing": lambda weights, cut, batch, rows: (
+            2 * batch * cut, 2 * weights * rows
+        ),
+        "each further row reads all weights": lambda weights, cut, batch, rows: (
+            2 * batch * cut, 2 * weights
+        ),
+        "the rows share the batch, so each example crosses in one of them":
+            lambda weights, cut, batch, rows: (2 * batch * cut * rows, 2 * weights * (rows - 1)),
+        "count all rows, not one of them": lambda weights, cut, batch, rows: (
+            2 * batch * cut / rows, 2 * weights * (rows - 1)
+        ),
+        "first within rows, then between them": lambda weights, cut, batch, rows: (
+            2 * weights * (rows - 1), 2 * batch * cut
+        ),
+    },
+    unknown="along a row go activations and their gradients, between rows weights and theirs",
+    yes="right for eight models, five of them drawn by lot",
+)  # fmt: skip

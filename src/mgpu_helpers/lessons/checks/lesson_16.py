@@ -2,63 +2,88 @@
 
 from __future__ import annotations
 
-import math
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
-from mgpu_helpers.lessons.checks.judge import same_as
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, same_as
 
 
-def _servers() -> list[tuple[float, ...]]:
-    rng = np.random.default_rng(seed=0)
-    drawn = (int(1e7 * rng.uniform(1, 9)), rng.uniform(0.1, 0.9), 7, rng.uniform(0.6, 0.9))
-    return [
-        (100_000_000, 0.4, 2, 0.5), (100_000_000, 0.4, 2, 0.8), (100_000_000, 0.4, 4, 0.8), drawn,
-    ]  # fmt: skip
+def _visible() -> Iterator[tuple[str, str]]:
+    draw = np.random.default_rng()
+    for inside in (1, 0, 2, 11):  # with /GPU:1 each usual mistake gives another number
+        yield "3,4,12,5,7,1,2,6,8,9,13,10", f"/GPU:{inside}"
+    for _ in range(6):
+        gpus = draw.permutation(16)[: draw.integers(3, 15)]
+        yield ",".join(map(str, gpus)), f"/GPU:{draw.integers(len(gpus))}"
 
 
-#: Check exercise 1 of lesson 16: the slowest link with which servers reach an efficiency.
-slowest = same_as(
-    lambda parameters, step, servers, efficiency: (
-        2 * (servers - 1) / servers * 4 * parameters / (step / efficiency - step)
-    ),
-    _servers,
-    told=lambda right, got, parameters, step, servers, efficiency: (
-        f"{parameters:,} parameters, a step of {step:.3g} s, {servers} servers and an efficiency "
-        f"of {efficiency:.3g} want {right:.6g} bytes a second, not {got:.6g}"
-    ),
-    way="one number is wanted",
-    yes="four links, and no faster than they have to be",
-)
+def _inverse(visible: str, device: str) -> int:
+    listed = visible.split(",")
+    return listed.index(device[5:]) if device[5:] in listed else -1
 
 
-def _exact(parameters: int, step: float, bandwidth: float, gain: float) -> float:
-    return gain * 4 * parameters / bandwidth / (2 - gain) / step
-
-
-def _links() -> list[tuple[float, ...]]:
-    rng = np.random.default_rng(seed=0)
-    drawn = int(1e7 * rng.uniform(1, 9)), rng.uniform(0.1, 0.9), 1e9 * rng.uniform(0.1, 0.4), 1.8
-    return [
-        (138_000_000, 0.474, 1.19e9, 1.7), (138_000_000, 0.474, 1.19e9, 1.5),
-        (25_600_000, 0.295, 1.19e9, 1.7), (138_000_000, 0.474, 7.5e9, 1.7), drawn,
-        (70_000_000, 0.3, 1.25e9, 1.5),  # 2.24 batches
-    ]  # fmt: skip
-
-
-#: Check exercise 2 of lesson 16: the fewest batches after which gradients may cross.
-batches = same_as(
-    lambda *link: math.ceil(_exact(*link)),
-    _links,
-    told=lambda right, got, parameters, step, bandwidth, gain: (
-        f"{parameters:,} parameters, a step of {step:.3g} s, {bandwidth:.3g} bytes a second and a "
-        f"gain of {gain}: the number of batches is {right}, not {got:.6g}"
-    ),
-    way="one number is wanted",
+#: Check exercise 1 of lesson 16: from TensorFlow's number of a GPU to nvidia-smi's.
+outside = same_as(
+    lambda visible, device: int(visible.split(",")[int(device[5:])]),
+    _visible,
+    told=lambda right, got, visible, device: f"with {visible!r}, {device} is {right}, not {got}",
+    way="return nvidia-smi's number of the GPU",
     wrong={
-        "round up: after fewer batches the gain is below that":
-            lambda *link: max(1, round(_exact(*link))),
-        "there is no part of a batch: round up": _exact,
+        "you return the number inside; CUDA_VISIBLE_DEVICES says which GPU has it":
+            lambda visible, device: int(device[5:]),
+        "the list keeps its order: it is not sorted":
+            lambda visible, device: sorted(map(int, visible.split(",")))[int(device[5:])],
+        "you look for the number inside in the list; it is a place in that list": _inverse,
     },
-    yes="VGG16 x 64 reaches 1.7 over 10 Gbit after 6 batches, and ResNet-50 x 64 after 2",
+    yes="10 GPUs found",
 )
+
+
+@exercise
+def environment(function: Any) -> str:
+    """Check exercise 2 of lesson 16: an environment for a child that sees one GPU."""
+    draw = np.random.default_rng()
+    first, second = int(draw.integers(2, 9)), int(draw.integers(12, 16))
+    with mock.patch.dict(os.environ, MGPU_MARK="kept"):  # puts back what the function changes
+        given, before = [], {}
+        for number, order in ((first, None), (second, "FASTEST_FIRST")):
+            os.environ.pop("CUDA_DEVICE_ORDER", None)  # devices.setup has set it here
+            if order:  # as somebody's shell may have it
+                os.environ["CUDA_DEVICE_ORDER"] = order
+            before = dict(os.environ)
+            given.append(call(function, number))  # kept, as a queue keeps them
+            expect(dict(os.environ) == before,
+                   "it changed this notebook's environment: give a changed copy")
+        for one in given:
+            kind = type(one).__name__
+            expect(isinstance(one, Mapping),
+                   f"an environment is a dict of text; it returns a value of type {kind}")
+            for name, value in one.items():
+                text = isinstance(name, str) and isinstance(value, str)
+                expect(text, f"the value of {name} is not text: write str(...)")
+        expect(given[0] is not given[1],
+               "the second call gave the first one's dict again: make a copy each time")
+        for number, one in zip((first, second), given, strict=True):
+            _check_child(number, one, before)
+    return "each child saw its GPU alone, and nothing changed here"
+
+
+def _check_child(number: int, given: Mapping[str, str], before: Mapping[str, str]) -> None:
+    names = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    program = f"import json, os; print(json.dumps([os.environ.get(name) for name in {names}]))"
+    child = [sys.executable, "-c", program]
+    done = call(subprocess.run, child, env=given, capture_output=True, text=True, check=True)
+    visible, ordered = json.loads(done.stdout)
+    expect((visible or "").strip() == str(number),
+           f"for GPU {number} the child sees CUDA_VISIBLE_DEVICES={visible!r}")
+    expect(ordered == "PCI_BUS_ID",
+           "CUDA may count in another order than nvidia-smi: set CUDA_DEVICE_ORDER")
+    expect(all(given.get(name) == text for name, text in before.items() if name not in names),
+           "the rest of the environment is lost: start from a copy of os.environ")

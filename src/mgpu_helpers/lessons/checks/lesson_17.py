@@ -2,100 +2,158 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import heapq
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from mgpu_helpers._formatting import counted
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
+from mgpu_helpers.lessons.checks.judge import same_as
 
 
-@exercise
-def rows_of(function: Any) -> str:
-    """Check exercise 1 of lesson 17: which rows of a batch each worker reads."""
+def _queues() -> Iterator[tuple[list[float], int]]:
     draw = np.random.default_rng()
-    cases = [(24, 2), (10, 3), (7, 4), (2, 3), (48, 1)]
-    cases += [(int(draw.integers(20, 400)), int(draw.integers(2, 20))) for _ in range(5)]
-    for count, workers in cases:
-        of = f"{count} rows and {counted(workers, 'worker')}"
-        shards = [_rows(function, count, workers, index) for index in range(workers)]
-        for index in reversed(range(workers)):  # each worker is a process and asks for itself
-            again = _rows(function, count, workers, index)
-            expect(again == shards[index], f"with {of} worker {index} gets other rows when it asks "
-                   "a second time: let them follow from count, workers and index alone")
-        times = Counter(row for shard in shards for row in shard)
-        for row in times:
-            here = 0 <= row < count
-            expect(here, f"with {of} somebody reads row {row}, which is not there")
-        for row in range(count):
-            expect(times[row] <= 1, f"with {of} row {row} is read {times[row]} times")
-        for row in range(count):
-            expect(times[row], f"with {of} nobody reads row {row}")
-        sizes = [len(shard) for shard in shards]
-        least, most = min(sizes), max(sizes)
-        expect(most - least <= 1,
-               f"with {of} one reads {most} and another {least}: the others wait for the one with "
-               "most, so let the workers differ by one row at most")
-    return f"{len(cases)} counts of rows and workers, each row read once"
+    known: list[tuple[list[float], int]] = [
+        ([3, 8, 8, 1, 9], 2), ([6, 1, 1, 4, 9], 2),  # each mistake below makes another number
+        ([3], 2), ([5, 1, 1, 1], 2), ([1, 2, 3, 4], 1), ([4, 3, 3, 2, 2], 3),
+        ([2.5, 2, 0.75, 1.5], 2),
+    ]
+    yield from known
+    for n in (1, 2, 3, 4, 5, 7, 1, 2, 3, 4, 5, 7):
+        yield draw.integers(1, 20, draw.integers(n, 4 * n + 3)).tolist(), n
 
 
-def _rows(function: Any, *args: int) -> list[int]:
-    got = listed(call(function, *args), "return the numbers of the rows")
-    if got:
-        for row in numbers(got, (len(got),), "return a flat list of the rows' numbers"):
-            expect(float(row).is_integer(), f"the numbers of rows are whole, not {row}")
-    return [int(row) for row in got]
+def _ends(seconds: list[float], n: int) -> list[float]:
+    ends = [0.0] * n
+    for length in seconds:
+        heapq.heapreplace(ends, ends[0] + length)
+    return ends
 
 
-def _links() -> list[tuple[int, int, float, float]]:
-    draw, five = np.random.default_rng(), 5_000_000  # bytes are whole numbers
-    size, megabits, unlimited = draw.uniform([1e6, 20, 0.1], [9e8, 900, 1]).tolist()
-    drawn = round(size), int(draw.integers(4, 40)), megabits, unlimited
-    return [(five, 2, 200.0, 0.0), (five, 2, 50.0, 0.016), (five, 3, 200.0, 0.033), drawn]
+def _wall(seconds: list[float], n: int) -> float:
+    return max(_ends(seconds, n))
 
 
-def _ring(size: int, n: int, megabits: float, unlimited: float) -> float:
-    """Give the seconds of a ring's all-reduce over a link that TCP fills to 95.6 %."""
-    return 2 * (n - 1) / n * size / (megabits * 1e6 / 8) / 0.956 + unlimited
+def _last_end(seconds: list[float], n: int) -> float:
+    return min(_ends(seconds[:-1], n)) + seconds[-1]
 
 
-#: Check exercise 2 of lesson 17: the time of an all-reduce over a slow link.
-reduce_seconds = same_as(
-    _ring,
-    _links,
-    told=lambda right, got, size, workers, megabits, unlimited: (
-        f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s and {unlimited:.3g} s "
-        f"without a limit take {right:.4g} s, not {got:.4g}"
+def _in_groups(seconds: list[float], n: int) -> float:
+    return sum(max(seconds[at : at + n]) for at in range(0, len(seconds), n))
+
+
+def _in_pieces(seconds: list[float], n: int) -> float:
+    size = -(-len(seconds) // n)
+    return max(sum(seconds[at : at + size]) for at in range(0, len(seconds), size))
+
+
+#: Check exercise 1 of lesson 17: how long a sweep takes that keeps its order.
+wall = same_as(
+    _wall,
+    _queues,
+    told=lambda right, got, seconds, n: (
+        f"{seconds} on {counted(n, 'device')} take {right:g}, not {got:g}"
     ),
     way="return a number of seconds",
     wrong={
-        "in a ring each worker sends 2(n - 1)/n of the gradients, not 2(n - 1) times all":
-            lambda size, n, rate, free: _ring(size * n, n, rate, free),
-        "the ring goes round twice: once to add the pieces up, once to hand out the sums":
-            lambda size, n, rate, free: _ring(size / 2, n, rate, free),
-        "the share 2(n - 1)/n of the gradients is 1 only for 2 workers":
-            lambda size, n, rate, free: _ring(size, 2, rate, free),
-        "leave the seconds unrounded":
-            lambda size, n, rate, free: round(_ring(size, n, rate, free), 3),
-        "Mbit/s are a million bits in a second":
-            lambda size, n, rate, free: _ring(size, n, rate / 1e6, free),
-        "the unlimited time is as it was measured":
-            lambda size, n, rate, free: _ring(size, n, rate, free / 0.956),
-        "a byte has 8 bits": lambda size, n, rate, free: _ring(size / 8, n, rate, free),
-        "a megabit is an eighth of a megabyte":
-            lambda size, n, rate, free: _ring(size * 8, n, rate, free),
-        "return seconds": lambda size, n, rate, free: _ring(size * 1000, n, rate, free),
-        "a megabit is a million bits":
-            lambda size, n, rate, free: _ring(size, n, rate * 1.048576, free),
-        "TCP carries 95.6 % of the rate": lambda size, n, rate, free: (
-            _ring(size, n, rate / 0.956, free)
-        ),
-        "less gets through than the rate, so it takes longer":
-            lambda size, n, rate, free: _ring(size, n, rate / 0.956**2, free),
-        "the time without a limit comes on top": lambda size, n, rate, free: (
-            _ring(size, n, rate, 0.0)
-        ),
+        "that is shared out evenly: a job cannot be cut in two":
+            lambda seconds, n: sum(seconds) / n,
+        "that is shared out evenly and rounded up: a job cannot be cut in two":
+            lambda seconds, n: -(-sum(seconds) // n),
+        "that deals the jobs out in turn, also to a device that is still busy":
+            lambda seconds, n: max(sum(seconds[i::n]) for i in range(n)),
+        "that waits for all devices before it starts the next jobs": _in_groups,
+        "that cuts the list into as many pieces as there are devices": _in_pieces,
+        "that starts the longest first: keep the order of the list":
+            lambda seconds, n: _wall(sorted(seconds, reverse=True), n),
+        "that starts the shortest first: keep the order of the list":
+            lambda seconds, n: _wall(sorted(seconds), n),
+        "that starts the last first: keep the order of the list":
+            lambda seconds, n: _wall(seconds[::-1], n),
+        "that uses one device": lambda seconds, n: sum(seconds),
+        "that is the longest job alone, and a device may have several":
+            lambda seconds, n: max(seconds),
+        "that is when the last job of the list ends, and an earlier one may end later": _last_end,
+        "that is when the first device has nothing left, and the sweep ends with the last":
+            lambda seconds, n: min(_ends(seconds, n)),
     },
-    yes="4 links; 5 MB on 2 workers at 200 Mbit/s take 0.21 s and the unlimited time",
+    unknown="in their order, each takes the first device that is free",
+    changed="it changed the list of seconds that it was given: work on a copy",
+    yes="19 queues",
+)
+
+Rows = list[dict[str, Any]]
+
+
+def _sweeps() -> Iterator[tuple[list[str], Rows]]:
+    def rows(*ends: str) -> Rows:
+        return [dict(zip(("name", "status"), end.split(":"), strict=True)) for end in ends]
+
+    yield ["a", "b", "c"], rows("b:done", "a:failed", "a:done")
+    yield ["a", "b"], []
+    yield ["b", "a"], rows("a:timed out", "x:done")
+    yield ["a"], rows("a:done", "a:failed")
+    draw = np.random.default_rng()
+    for _ in range(12):
+        ends = ["done", "failed", "timed out", "stopped"]
+        names = [f"lr={lr}" for lr in draw.permutation(12)[: draw.integers(3, 12)]]
+        pairs = zip(draw.choice(names, 14), draw.choice(ends, 14), strict=True)
+        yield names, rows(*(f"{name}:{end}" for name, end in pairs))
+
+
+def _again(names: list[str], rows: Rows) -> list[str]:
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name) != "done"]
+
+
+def _failed_only(names: list[str], rows: Rows) -> list[str]:
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name, "done") != "done"]
+
+
+def _ever_done(names: list[str], rows: Rows) -> list[str]:
+    done = {row["name"] for row in rows if row["status"] == "done"}
+    return [name for name in names if name not in done]
+
+
+def _ever_failed(names: list[str], rows: Rows) -> list[str]:
+    failed = {row["name"] for row in rows if row["status"] != "done"}
+    there = {row["name"] for row in rows}
+    return [name for name in names if name in failed or name not in there]
+
+
+def _failed_or_new(names: list[str], rows: Rows) -> list[str]:
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name, "failed") == "failed"]
+
+
+def _shown(rows: Rows) -> str:
+    return ", ".join(f"{row['name']} {row['status']}" for row in rows) or "no rows"
+
+
+#: Check exercise 2 of lesson 17: which jobs a sweep has to run again.
+again = same_as(
+    _again,
+    _sweeps,
+    told=lambda right, got, names, rows: (
+        f"of {names} after {_shown(rows)} these are left: {right}, not {got}"
+    ),
+    wrong={
+        "go through the names: a job has several rows, of which the newest counts, or one, or none":
+            lambda names, rows: [row["name"] for row in rows if row["status"] != "done"],
+        "a job without a row has never ended, and has to run, too": _failed_only,
+        "the newest row of a job counts, and here that one is not done": _ever_done,
+        "the newest row of a job counts, and here that one is done": _ever_failed,
+        "only a job that is done is left out, and one may also have timed out or been stopped":
+            _failed_or_new,
+        "these have a row that says done": lambda names, rows: [
+            name for name in names if {"name": name, "status": "done"} in rows],
+        "these are all jobs: leave out what is done": lambda names, rows: names,
+        "keep the order in which the jobs were named":
+            lambda names, rows: sorted(_again(names, rows)),
+    },
+    unknown="return a list of names, each once, in their order",
+    changed="it changed what it was given: work on a copy",
+    yes="16 sweeps",
 )

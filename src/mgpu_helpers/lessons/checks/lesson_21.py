@@ -2,89 +2,100 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections import Counter
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.lessons.checks.judge import same_as
-
-DEVICES = ("/GPU:0", "/GPU:1", "/GPU:2")
-
-
-def _chains() -> Iterator[tuple[list[str]]]:
-    a, b, c = DEVICES
-    for each in ([a, a, b, b, b], [a, b, a, c], [a, a, a], [a, b, c, c], [b]):
-        yield (each,)
-    rng = np.random.default_rng()
-    for _ in range(5):
-        yield ([str(each) for each in rng.choice(DEVICES, int(rng.integers(2, 9)))],)
+from mgpu_helpers._formatting import counted
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
 
 
-def _changes(called: Sequence[str]) -> int:
-    return sum(a != b for a, b in itertools.pairwise(called))
+@exercise
+def rows_of(function: Any) -> str:
+    """Check exercise 1 of lesson 21: which rows of a batch each worker reads."""
+    draw = np.random.default_rng()
+    cases = [(24, 2), (10, 3), (7, 4), (2, 3), (48, 1)]
+    cases += [(int(draw.integers(20, 400)), int(draw.integers(2, 20))) for _ in range(5)]
+    for count, workers in cases:
+        of = f"{count} rows and {counted(workers, 'worker')}"
+        shards = [_rows(function, count, workers, index) for index in range(workers)]
+        for index in reversed(range(workers)):  # each worker is a process and asks for itself
+            again = _rows(function, count, workers, index)
+            expect(again == shards[index], f"with {of} worker {index} gets other rows when it asks "
+                   "a second time: let them follow from count, workers and index alone")
+        times = Counter(row for shard in shards for row in shard)
+        for row in times:
+            here = 0 <= row < count
+            expect(here, f"with {of} somebody reads row {row}, which is not there")
+        for row in range(count):
+            expect(times[row] <= 1, f"with {of} row {row} is read {times[row]} times")
+        for row in range(count):
+            expect(times[row], f"with {of} nobody reads row {row}")
+        sizes = [len(shard) for shard in shards]
+        least, most = min(sizes), max(sizes)
+        expect(most - least <= 1,
+               f"with {of} one reads {most} and another {least}: the others wait for the one with "
+               "most, so let the workers differ by one row at most")
+    return f"{len(cases)} counts of rows and workers, each row read once"
 
 
-#: Check exercise 1 of lesson 21: the tensors that cross in a step, of chains that it draws.
-tensors = same_as(
-    lambda called: 2 * _changes(called),
-    _chains,
-    told=lambda right, got, called: f"of layers on {', '.join(called)}, {right} cross, not {got:g}",
-    way="one whole number of tensors",
-    wrong={
-        "the layers may come back to a device that they have left":
-            lambda called: 2 * (len(set(called)) - 1),
-        "count the borders, not the devices": lambda called: len(set(called)),
-        "for each activation a gradient comes back": _changes,
-        "a tensor crosses only if the next layer is on another device":
-            lambda called: 2 * (len(called) - 1),
-    },
-    changed="it changes the list that it is given: make a new one",
-    unknown="compare each layer with the next",
-    yes="right for ten lists of layers, five of them drawn by lot",
-)  # fmt: skip
+def _rows(function: Any, *args: int) -> list[int]:
+    got = listed(call(function, *args), "return the numbers of the rows")
+    if got:
+        for row in numbers(got, (len(got),), "return a flat list of the rows' numbers"):
+            expect(float(row).is_integer(), f"the numbers of rows are whole, not {row}")
+    return [int(row) for row in got]
 
 
-def _programs() -> Iterator[tuple[list[str], list[str], list[int]]]:
-    a, b, _ = DEVICES
-    yield [a, a, b], [b, b, b], [10, 20, 400]
-    yield [a, b], [a, b], [5, 7]
-    yield [a, a], [b, b], [4, 8]
-    rng = np.random.default_rng()
-    for _ in range(5):
-        n = int(rng.integers(2, 7))
-        made, called = ([str(each) for each in rng.choice(DEVICES, n)] for _ in range(2))
-        yield made, called, [int(size) for size in rng.integers(1, 1000, n)]
+def _links() -> list[tuple[int, int, float, float]]:
+    draw, five = np.random.default_rng(), 5_000_000  # bytes are whole numbers
+    size, megabits, unlimited = draw.uniform([1e6, 20, 0.1], [9e8, 900, 1]).tolist()
+    drawn = round(size), int(draw.integers(4, 40)), megabits, unlimited
+    return [(five, 2, 200.0, 0.0), (five, 2, 50.0, 0.016), (five, 3, 200.0, 0.033), drawn]
 
 
-def _crossed(made: Any, called: Any, sizes: Any) -> int:
-    return sum(size for a, b, size in zip(made, called, sizes, strict=True) if a != b)
+def _ring(size: int, n: int, megabits: float, unlimited: float) -> float:
+    """Give the seconds of a ring's all-reduce over a link that TCP fills to 95.6 %."""
+    return 2 * (n - 1) / n * size / (megabits * 1e6 / 8) / 0.956 + unlimited
 
 
-#: Check exercise 2 of lesson 21: the bytes of weights that cross, of programs that it draws.
-fetched = same_as(
-    _crossed,
-    _programs,
-    told=lambda right, got, made, called, sizes: (
-        f"of weights made on {', '.join(made)}, called on {', '.join(called)}, with "
-        f"{', '.join(map(str, sizes))} bytes, {right} cross, not {got:g}"
+#: Check exercise 2 of lesson 21: the time of an all-reduce over a slow link.
+reduce_seconds = same_as(
+    _ring,
+    _links,
+    told=lambda right, got, size, workers, megabits, unlimited: (
+        f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s and {unlimited:.3g} s "
+        f"without a limit take {right:.4g} s, not {got:.4g}"
     ),
-    way="one number of bytes",
+    way="return a number of seconds",
     wrong={
-        "weights cross only if their layer is called on another device":
-            lambda made, called, sizes: sum(sizes),
-        "these are the bytes that stay": lambda made, called, sizes: (
-            sum(sizes) - _crossed(made, called, sizes)
+        "in a ring each worker sends 2(n - 1)/n of the gradients, not 2(n - 1) times all":
+            lambda size, n, rate, free: _ring(size * n, n, rate, free),
+        "the ring goes round twice: once to add the pieces up, once to hand out the sums":
+            lambda size, n, rate, free: _ring(size / 2, n, rate, free),
+        "the share 2(n - 1)/n of the gradients is 1 only for 2 workers":
+            lambda size, n, rate, free: _ring(size, 2, rate, free),
+        "leave the seconds unrounded":
+            lambda size, n, rate, free: round(_ring(size, n, rate, free), 3),
+        "Mbit/s are a million bits in a second":
+            lambda size, n, rate, free: _ring(size, n, rate / 1e6, free),
+        "the unlimited time is as it was measured":
+            lambda size, n, rate, free: _ring(size, n, rate, free / 0.956),
+        "a byte has 8 bits": lambda size, n, rate, free: _ring(size / 8, n, rate, free),
+        "a megabit is an eighth of a megabyte":
+            lambda size, n, rate, free: _ring(size * 8, n, rate, free),
+        "return seconds": lambda size, n, rate, free: _ring(size * 1000, n, rate, free),
+        "a megabit is a million bits":
+            lambda size, n, rate, free: _ring(size, n, rate * 1.048576, free),
+        "TCP carries 95.6 % of the rate": lambda size, n, rate, free: (
+            _ring(size, n, rate / 0.956, free)
         ),
-        "in the forward pass weights cross once": lambda made, called, sizes: (
-            2 * _crossed(made, called, sizes)
-        ),
-        "return bytes, not a number of layers": lambda made, called, sizes: (
-            _crossed(made, called, [1] * len(sizes))
+        "less gets through than the rate, so it takes longer":
+            lambda size, n, rate, free: _ring(size, n, rate / 0.956**2, free),
+        "the time without a limit comes on top": lambda size, n, rate, free: (
+            _ring(size, n, rate, 0.0)
         ),
     },
-    changed="it changes a list that it is given: make a new one",
-    unknown="compare, for each layer, where its weights are and where it was called",
-    yes="right for eight programs, five of them drawn by lot",
-)  # fmt: skip
+    yes="4 links; 5 MB on 2 workers at 200 Mbit/s take 0.21 s and the unlimited time",
+)

@@ -8,88 +8,132 @@ import numpy as np
 
 from mgpu_helpers.lessons.checks.judge import same_as
 
-FULL = "/job:localhost/replica:0/task:0/device:GPU:1"
+Failures = list[int]
+Ends = list[tuple[float, int, int | None]]
 
 
-def _parts(name: str) -> tuple[str, int]:
-    *_, kind, number = name.upper().replace("/", ":").split(":")
-    return kind, int(number)
+def _trainings() -> Iterator[tuple[int, int, Failures]]:
+    draw = np.random.default_rng()
+    yield from [(20, 5, [7]), (20, 5, []), (24, 8, [10, 18]), (23, 5, [10, 22])]
+    yield 30, 10, [3, 9, 9]
+    for _ in range(5):
+        every, failures, kept = int(draw.integers(2, 30)), [], 0
+        total = int(draw.integers(200, 400))
+        for _ in range(int(draw.integers(1, 5))):
+            failures.append(int(draw.integers(kept, total)))
+            kept = failures[-1] // every * every
+        yield total, every, failures
 
 
-def _pairs() -> Iterator[tuple[str, str]]:
-    yield "/gpu:1", "/GPU:1"
-    yield "/GPU:1", "/device:GPU:1"
-    yield FULL, "/GPU:1"
-    yield "/GPU:0", "/GPU:2"
-    yield "/GPU:1", "/GPU:11"
-    yield "/CPU:0", "/GPU:0"
-    yield "/device:gpu:12", "/job:localhost/replica:0/task:0/device:GPU:12"
-    yield FULL, "/job:localhost/replica:0/task:0/device:GPU:0"
+def _computed(total: int, every: int, failures: Failures, backups: bool = True) -> int:
+    done = kept = 0
+    for step in failures:
+        done += step - kept
+        kept = step // every * every if backups else 0
+    return done + total - kept
 
 
-#: Check exercise 1 of lesson 22: whether two strings name one device. The order of the hints is
-#: that of the cases: the first mistake that fails in a case names it.
-same = same_as(
-    lambda one, other: _parts(one) == _parts(other),
-    _pairs,
-    told=lambda right, got, one, other: f"{one} and {other} are "
-    f"{'the same device' if right else 'two devices'}",
+#: Check exercise 1 of lesson 22: how many steps all attempts compute together.
+computed = same_as(
+    _computed,
+    _trainings,
+    told=lambda right, got, total, every, failures: (
+        f"{total} steps, a backup after every {every}, failures at {failures}: {right} steps are "
+        f"computed, not {got:g}"
+    ),
+    way="return a number of steps",
     wrong={
-        "the word device: may stand before the kind": lambda one, other: (
-            one.lower() == other.lower()
-        ),
-        "capitals do not matter": lambda one, other: one == other,
-        "a number may have two digits": lambda one, other: (
-            one[-1] == other[-1] and _parts(one)[0] == _parts(other)[0]
-        ),
-        "compare the numbers, too": lambda one, other: _parts(one)[0] == _parts(other)[0],
-        "compare the kinds, too": lambda one, other: _parts(one)[1] == _parts(other)[1],
+        "an attempt begins at the last backup, not at the beginning":
+            lambda total, every, failures: _computed(total, every, failures, backups=False),
+        "what came after the last backup is computed again":
+            lambda total, every, failures: total,
+        "count what all attempts do, not only what they repeat":
+            lambda total, every, failures: _computed(total, every, failures) - total,
+        "each failure repeats the steps since the last backup, not all from one to the next":
+            lambda total, every, failures: total + every * len(failures),
+        "a failure at the beginning of a step comes after the step before":
+            lambda total, every, failures: _computed(total, every, failures) + len(failures),
+        "every failure counts, not only one":
+            lambda total, every, failures: _computed(total, every, failures[-1:]),
+        "an attempt may fail at the same step as the one before it":
+            lambda total, every, failures: _computed(total, every, sorted(set(failures))),
+        "a failure right after a backup repeats nothing":
+            lambda total, every, failures: total + sum(step % every or every for step in failures),
     },
-    unknown="compare the kind and the number behind it",
-    yes="right for eight pairs of names",
+    changed="leave the list as it is",
+    yes="10 trainings, with and without failures",
 )
 
 
-def _programs() -> Iterator[tuple[str, str, str]]:
-    yield "5,7,6,4", "3,0,2", "/gpu:1"
-    yield "4,2,6", "1,2,0", "/GPU:0"
-    yield "3,1,2", "2,0", "/device:GPU:1"
+def _clusters() -> Iterator[tuple[Ends]]:
+    yield ([(5.0, 1, None), (5.3, -9, None)],)  # by the launcher
+    yield ([(4.0, 0, None), (6.2, -9, None), (6.0, 3, None)],)  # one may end well before
+    yield ([(5.2, -9, None), (5.0, 1, 0)],)  # a large process takes a while to die
+    yield ([(9.0, 1, 1), (2.0, 0, None)],)  # or well, but too early for the others
+    yield ([(7.1, 1, 2), (7.3, -9, None), (7.2, 1, 1), (7.4, 1, 0)],)
+    yield ([(5.0, -9, None), (5.1, 1, None)],)  # by the kernel
+    yield ([(2.0, 1, 2), (3.0, 1, None), (3.5, -6, None), (1.0, 0, None)],)
     draw = np.random.default_rng()
-    numbers = draw.permutation(16)
-    listed = draw.permutation(16)[:12]
-    yield ",".join(map(str, numbers)), ",".join(map(str, listed)), "/gpu:11"
+    for n in (5, 8):
+        order = [int(each) for each in draw.permutation(n)]  # each lost the one before it
+        at = [round(float(each), 1) for each in draw.uniform(10, 99, n)]
+        at[order[-1]] = 1.0  # so all of them have to be followed
+        ends: Ends = [(second, 1, None) for second in at]
+        for before, after in zip(order, order[1:], strict=False):
+            ends[after] = (at[after], 1, before)
+        yield (ends,)
 
 
-def _number(shown: str, listed: str, name: str) -> int:
-    return int(shown.split(",")[int(listed.split(",")[_parts(name)[1]])])
+def _first(ends: Ends, signals: bool = True) -> int:
+    failed = [i for i, (_, status, _) in enumerate(ends) if status > 0 or (signals and status)]
+    worker = min(failed, key=lambda index: ends[index][0])
+    while (lost := ends[worker][2]) is not None:
+        worker = lost
+    return worker
 
 
-def _sorted(text: str) -> str:
-    return ",".join(sorted(text.split(","), key=int))
+def _earliest(ends: Ends, failed: bool = False) -> int:
+    chosen = [i for i, (_, status, _) in enumerate(ends) if status or not failed]
+    return min(chosen, key=lambda index: ends[index][0])
 
 
-#: Check exercise 2 of lesson 22: nvidia-smi's number of a GPU, through two lists.
-outside = same_as(
-    _number,
-    _programs,
-    told=lambda right, got, shown, listed, name: (
-        f"with {shown} shown and {listed} listed, {name} is GPU {right} outside, not {got:g}"
-    ),
-    way="return one whole number",
+def _silent(ends: Ends) -> int:
+    silent = [i for i, (_, status, lost) in enumerate(ends) if status and lost is None]
+    return min(silent, key=lambda index: ends[index][0], default=-1)
+
+
+def _once(ends: Ends) -> int:
+    worker = _earliest(ends, failed=True)
+    lost = ends[worker][2]
+    return worker if lost is None else lost
+
+
+def _only_failed(ends: Ends) -> int:
+    worker = _earliest(ends, failed=True)
+    while (lost := ends[worker][2]) is not None and ends[lost][1] != 0:
+        worker = lost
+    return worker
+
+
+#: Check exercise 2 of lesson 22: which worker's log to read.
+first = same_as(
+    _first,
+    _clusters,
+    told=lambda right, got, ends: f"of {ends} it is worker {right}, not {got:g}",
+    way="return the number of a worker",
     wrong={
-        "this is its number inside the program": lambda shown, listed, name: _parts(name)[1],
-        "go through visible_device_list first": lambda shown, listed, name: (
-            int(shown.split(",")[_parts(name)[1]])
-        ),
-        "what is listed counts among the GPUs that CUDA_VISIBLE_DEVICES shows":
-            lambda shown, listed, name: int(listed.split(",")[_parts(name)[1]]),
-        "visible_device_list keeps its order": lambda shown, listed, name: (
-            _number(shown, _sorted(listed), name)
-        ),
-        "CUDA_VISIBLE_DEVICES keeps its order": lambda shown, listed, name: (
-            _number(_sorted(shown), listed, name)
-        ),
+        "a worker that was lost may have ended with status 0": _only_failed,
+        "the earliest to fail may have lost another": lambda ends: _earliest(ends, failed=True),
+        "begin with the earliest to fail, not with the first in the list":
+            lambda ends: next(index for index, (_, status, _) in enumerate(ends) if status),
+        "the launcher ends the others by a signal, too":
+            lambda ends: min(range(len(ends)), key=lambda index: ends[index][1]),
+        "a status below 0 is a failure, too: a signal ended it":
+            lambda ends: _first(ends, signals=False),
+        "who ended with status 0 first was done": lambda ends: _earliest(ends),
+        "the one that was lost may have lost another itself": _once,
+        "a worker whose log names no other may have been ended by the launcher": _silent,
     },
-    unknown="look the number up in the list, and what stands there in CUDA_VISIBLE_DEVICES",
-    yes="right for four programs, one of them drawn by lot",
-)  # fmt: skip
+    changed="leave the list as it is",
+    yes="9 clusters",
+)

@@ -2,179 +2,120 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, same_as
+from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as
+
+Decay = Callable[[float, int], float]
 
 
-def _mean(rows: Any, weights: Any) -> Any:
-    return (weights * rows).sum() / weights.sum() if weights.any() else 0.0
+def _slower(decay: float, n: int) -> float:
+    return min(decay, (1 + n) / (10 + n))
 
 
-def _shared(count: Callable[[Any], float]) -> Callable[[Any, Any, list[Any]], float]:
-    """Make what replicas give together if each counts by this number of its weights."""
+def _follow(values: Sequence[float], decay: float, of: Decay = _slower, swapped: bool = False,
+            zero: bool = False) -> float:  # fmt: skip
+    """Give the moving average after the last value; swapped: the decay is the new value's share."""
+    average = 0.0 if zero else values[0]
+    for n, value in enumerate(values[1:], 1):
+        kept = 1 - of(decay, n) if swapped else of(decay, n)
+        average = kept * average + (1 - kept) * value
+    return average
 
-    def together(rows: Any, weights: Any, parts: list[Any]) -> float:
-        counts = [count(weights[part]) for part in parts]
-        of_each = [_mean(rows[part], weights[part]) for part in parts]
-        return sum(c * x for c, x in zip(counts, of_each, strict=True)) / sum(counts)
 
-    return together
+def _values() -> Iterator[tuple[list[float], float]]:
+    yield [1.0, 2.0], 0.1
+    yield [1.0, 2.0], 0.9
+    yield [0.0, 1.0, 1.0, 1.0], 0.5
+    draw = np.random.default_rng()
+    for decay in (0.9, 0.25, 0.9999):
+        yield [float(value) for value in draw.uniform(1, 9, 30)], decay
 
 
-_MISTAKES: dict[str, Callable[[Any, Any, list[Any]], Any]] = {
-    "it is divided by the number of examples: divide by the sum of their weights":
-        lambda rows, weights, parts: (weights * rows).mean(),
-    "it is not divided: the value is to be a mean already":
-        lambda rows, weights, parts: (weights * rows).sum(),
-    "each replica counts by its number of examples: give fit.loss the sum of its weights":
-        _shared(len),
-    "each replica counts by how many weights are not 0: give fit.loss their sum":
-        _shared(np.count_nonzero),
-    "the means of all replicas are added up as a sum: give fit.loss the sum of the weights":
-        lambda rows, weights, parts: sum(_mean(rows[part], weights[part]) for part in parts),
-    "the weights have no effect": lambda rows, weights, parts: rows.mean(),
-}  # fmt: skip
+#: Check exercise 1 of lesson 23: a moving average whose decay depends on the number of updates.
+followed = same_as(
+    _follow,
+    _values,
+    told=lambda right, got, values, decay: f"after {counted(len(values) - 1, 'update')} from "
+    f"{values[0]:.3g} to {values[-1]:.3g} with decay {decay} it is {right:.4g}, not {got:.4g}",
+    way="return one number",
+    wrong={
+        "the decay of update n is no more than (1 + n) / (10 + n)":
+            lambda values, decay: _follow(values, decay, of=lambda decay, n: decay),
+        "the first update has n = 1":
+            lambda values, decay: _follow(values, decay, of=lambda d, n: _slower(d, n - 1)),
+        "take the smaller of the two decays":
+            lambda values, decay: _follow(values, decay, of=lambda d, n: max(d, _slower(1, n))),
+        "the decay is the share of the old average":
+            lambda values, decay: _follow(values, decay, swapped=True),
+        "start from values[0], and not from zero":
+            lambda values, decay: _follow(values, decay, zero=True),
+    },
+    changed="it changes the list that it is given",
+    yes="6 trainings of up to 29 updates",
+)
 
 
 @exercise
-def weighted(function: Any) -> str:
-    """Check exercise 1 of lesson 23: a weighted mean, for replicas of which one has no weights."""
-    import keras
+def hidden(function: Any) -> str:
+    """Check exercise 2 of lesson 23: a dense layer with dropout and a penalty, as in 2016."""
     import tensorflow as tf
 
-    from mgpu_helpers import fit
-
-    class Line(keras.Sequential):
-        def train_step(self, data: Any) -> dict[str, Any]:
-            x, weights = data
-            with tf.GradientTape() as tape:
-                rows = self(x)[:, 0] ** 2
-                loss = tf.convert_to_tensor(call(function, rows, tf.cast(weights, rows.dtype)))
-            expect(loss.shape.rank == 0, "return one number, not one for each example")
-            (slope,) = tape.gradient(loss, self.trainable_variables)
-            expect(slope is not None, "the result has to be made of the losses")
-            self.optimizer.apply([slope], self.trainable_variables)
-            return {"one": tf.ones([])}  # Keras refuses an empty dict
-
-    n = len(planned())
-    size = 4 * n - 1  # the first replica has an example fewer
-    rng = np.random.default_rng()
-    parts = [slice(size * i // n, size * (i + 1) // n) for i in range(n)]
-    low, high = rng.integers(1, 4, [2, size]), rng.integers(5, 9, [2, size])
-    weights, x = np.where(np.arange(size) < size // 2, low, high).astype("float32")
-    weights[:2] = 0, 3
-    empty = weights.copy()
-    empty[parts[-1]] = 0
-    with fit.strategy(planned()).scope():
-        model = Line([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
-        model.compile(keras.optimizers.SGD(0.001), jit_compile=False)
-    for each in (weights, empty):
-        model.set_weights([np.ones([1, 1])])
-        try:
-            model.fit(x[:, None], each, batch_size=size, shuffle=False, verbose=0)
-        except NotYet:
-            raise
-        except Exception as error:
-            raise NotYet(_refused(f"{error}", each is empty)) from error
-        got = (1 - model.get_weights()[0].item()) / 0.002
-        rows = x.astype(float) ** 2
-        right = _mean(rows, each)
-        if not np.isclose(got, right, rtol=1e-3):
-            said = f"in a step of {n} replicas its gradient is {got / right:.3g} times that of one"
-            found = (hint for hint, way in _MISTAKES.items()
-                     if np.isclose(got, way(rows, each, parts), rtol=1e-3))  # fmt: skip
-            hint = next(found, "take the mean of the replica, and tell fit.loss of how much it is")
-            raise NotYet(f"{said} device: {hint}")
-    return "that of one device, with an uneven batch, and with a replica that has no weights"
+    with tf.device(planned().host):
+        for units, keep, scale in ((64, 0.8, 5e-4), (48, 0.3, 0.2)):
+            _check_hidden(function, units, keep, scale)
+    return "the same outputs, the same penalty, and the same share is kept"
 
 
-def _refused(said: str, empty: bool) -> str:
-    if "neither a mean" in said:
-        return (
-            "fit refuses it, because a replica does not know the weights of the others: say by "
-            "fit.loss of how much the value is a mean"
-        )
-    if empty or "nothing to take a mean of" in said:
-        return "a replica that has no weights divides by 0: use tf.math.divide_no_nan"
-    return f"fit raises: {(said.splitlines() or ['an error'])[0]}"
+def _check_hidden(function: Any, units: int, keep: float, scale: float) -> None:
+    import keras
+
+    way = "return a list of Keras layers"
+    made = listed(call(function, units, keep, scale), way)
+    expect(made and all(isinstance(each, keras.Layer) for each in made), way)
+    model = call(keras.Sequential, [keras.Input([8]), *made])
+    shapes = [tuple(weight.shape) for weight in model.trainable_weights]
+    expect(shapes == [(8, units), (units,)],
+           f"the weights for 8 inputs and units={units} have the shapes {shapes}, not "
+           f"[(8, {units}), ({units},)]")  # fmt: skip
+    draw = np.random.default_rng(units)
+    kernel, bias = draw.normal(size=(8, units)), draw.normal(size=units)
+    model.set_weights([kernel, bias])
+    x = draw.normal(size=(400, 8)).astype("float32")
+    wanted = np.maximum(x @ kernel + bias, 0)
+    near = np.allclose(np.asarray(call(model, x, training=False)), wanted, rtol=1e-3, atol=1e-3)
+    expect(near, "without dropout the outputs are not those of a dense layer with ReLU")
+    _check_penalty(sum(float(loss) for loss in model.losses), scale, kernel, bias)
+    _check_dropped(np.asarray(call(model, x, training=True)), wanted, keep)
 
 
-def _losses() -> Iterator[tuple[Callable[[Any], float], np.ndarray]]:
-    def mean_square(x: Any) -> float:
-        return (x**2).mean()
-
-    def twice_the_mean(x: Any) -> float:
-        return 2 * x.mean()
-
-    def sum_of_squares(x: Any) -> float:
-        return (x**2).sum()
-
-    def tenth_of_the_sum(x: Any) -> float:
-        return x.sum() / 10
-
-    def largest(x: Any) -> float:
-        return x.max()
-
-    def square_of_the_sum(x: Any) -> float:
-        return x.sum() ** 2
-
-    def root_mean_square(x: Any) -> float:
-        return float(np.sqrt((x**2).mean()))
-
-    rng = np.random.default_rng()
-    every = [mean_square, sum_of_squares, square_of_the_sum, largest, twice_the_mean,
-             tenth_of_the_sum, root_mean_square]  # fmt: skip
-    for n in (8, 8, 8, 8, 8, 8, 5, 9):  # equal parts first, of which only rounding makes others
-        for loss in every:
-            x = rng.uniform(1, 9, n)
-            x[-1] += 30  # or the root of a mean square may be a mean, nearly
-            yield loss, x
+def _check_penalty(got: float, scale: float, kernel: np.ndarray, bias: np.ndarray) -> None:
+    squares = float(np.sum(kernel**2))
+    known = {
+        "the kernel has no penalty yet": 0.0,
+        "tf.contrib took half of the sum of squares": scale * squares,
+        "the bias has no penalty": scale * (squares + float(np.sum(bias**2))) / 2,
+        "square the weights: L2, and not L1": scale * float(np.sum(np.abs(kernel))) / 2,
+    }
+    wanted = scale * squares / 2
+    hint = next((hint for hint, value in known.items() if np.isclose(got, value, rtol=1e-3)), "")
+    if not np.isclose(got, wanted, rtol=1e-3):
+        said = f"with scale={scale} the penalty is {got:.3g}, not {wanted:.3g}"
+        raise NotYet(f"{said}: {hint}" if hint else said)
 
 
-def _kind(near: Callable[[Any, Any], Any] = np.isclose, way: str = "shares") -> Any:
-    def kind(loss: Any, x: Any) -> str:
-        k, n = len(x) // 2, len(x)
-        a, b, both = loss(x[:k]), loss(x[k:]), loss(x)
-        if near(a + b, both):
-            return "sum"
-        if way == "between":
-            return "mean" if min(a, b) <= both <= max(a, b) else "neither"
-        share = k / n if way == "shares" else 0.5
-        return "mean" if near(share * a + (1 - share) * b, both) else "neither"
-
-    return kind
-
-
-_right = _kind()
-
-#: Check exercise 2 of lesson 23: what a loss is, of losses and of examples that it draws.
-kind = same_as(
-    _right,
-    _losses,
-    told=lambda right, got, loss, x: (
-        f"the {loss.__name__.replace('_', ' ')} of {len(x)} numbers is {right!r}, not {got!r}"
-    ),
-    wrong={
-        "two parts of different size count by their shares, not equally": _kind(way="equal"),
-        "a loss can be between those of its parts and no mean: compare with the shares":
-            _kind(way="between"),
-        "rounding moves the last digit: compare with np.isclose": _kind(near=lambda a, b: a == b),
-        "the losses of its parts add up to that of both": lambda loss, x: (
-            "mean" if _right(loss, x) == "sum" else _right(loss, x)
-        ),
-        "the losses of its parts do not add up to that of both": lambda loss, x: (
-            "sum" if _right(loss, x) == "mean" else _right(loss, x)
-        ),
-        "neither their sum nor their mean by shares is that of both": lambda loss, x: (
-            "mean" if _right(loss, x) == "neither" else _right(loss, x)
-        ),
-    },
-    unknown="compute the loss of two parts and of both together, and compare with np.isclose, "
-    "because rounding moves the last digit",
-    yes="right for seven losses, of 5, 8 and 9 numbers",
-)  # fmt: skip
+def _check_dropped(got: np.ndarray, wanted: np.ndarray, keep: float) -> None:
+    alive = wanted > 0.01
+    share = float(np.mean(got[alive] != 0))
+    expect(share < 0.99, "nothing is dropped in training")
+    left = alive & (got != 0)
+    grown = got[left] / wanted[left]  # each unit that is kept, by the same
+    said = f"with keep={keep} it keeps {share:.0%} of the units"
+    expect(abs(share - (1 - keep)) > 0.05, f"{said}: keras.layers.Dropout takes the share to drop")
+    expect(np.ptp(grown) < 0.01, "drop units after the activation, each by itself")
+    expect(abs(share - keep) < 0.05, said)

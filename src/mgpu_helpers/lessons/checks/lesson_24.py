@@ -2,94 +2,89 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, same_as
+from mgpu_helpers.lessons.checks.judge import same_as
 
-SUMS = ((2_097_152, 10_086_480), (16_777_216, 10_127_440), (3, 5), (5, 3))
-
-
-@exercise
-def in_order(function: Any) -> str:
-    """Check exercise 1 of lesson 24: four devices in the order that serves the larger sum."""
-    for order in ((0, 1, 2, 3), (0, 2, 1, 3)):
-        names = [f"/GPU:{i}" for i in order]
-        for within, between in SUMS:
-            pairs = [(names[0], names[1]), (names[2], names[3])]
-            got = listed(call(function, pairs, within, between), "a list of four devices")
-            expect(len(got) == 4, (
-                f"the list has {len(got)} entries, not four: fit.use takes one list of devices, "
-                "the first row and then the second"
-            ))  # fmt: skip
-            flat = all(isinstance(one, str) for one in got)
-            expect(flat and sorted(got) == sorted(names), (
-                f"each of {', '.join(names)} stands in the list once; it has {got}"
-            ))  # fmt: skip
-            rows = {frozenset(got[:2]), frozenset(got[2:])}
-            columns = {frozenset(got[::2]), frozenset(got[1::2])}
-            fast = {frozenset(pair) for pair in pairs}
-            case = f"with the pairs {pairs}, {within:,} bytes within rows and {between:,} between"
-            expect(fast in (rows, columns), (
-                f"{case}, your list puts the devices of a pair neither into one row nor into one "
-                "column: a row is two neighbours, and a column every second device"
-            ))  # fmt: skip
-            expect(fast == (rows if within > between else columns), (
-                f"{case}, the fast links have to be "
-                + ("within the rows, and in your list they are between them: a row is two "
-                   "neighbours of the list" if within > between else
-                   "between the rows, and in your list they are within them: a column is every "
-                   "second device of the list")
-            ))  # fmt: skip
-    return "the larger sum crosses the fast links, for two servers and four sums"
+DEVICES = ("/GPU:0", "/GPU:1", "/GPU:2")
 
 
-def _steps() -> Iterator[tuple[int, int, int, int]]:
-    yield 100, 8, 12, 4
-    yield 5_022_760, 1024, 1024, 2
-    yield 100, 8, 12, 1
+def _chains() -> Iterator[tuple[list[str]]]:
+    a, b, c = DEVICES
+    for each in ([a, a, b, b, b], [a, b, a, c], [a, a, a], [a, b, c, c], [b]):
+        yield (each,)
     rng = np.random.default_rng()
     for _ in range(5):
-        weights, cut, batch = (int(one) for one in rng.integers(2, 1000, 3))
-        yield weights, cut, 12 * batch, int(rng.integers(2, 5))
+        yield ([str(each) for each in rng.choice(DEVICES, int(rng.integers(2, 9)))],)
 
 
-#: Check exercise 2 of lesson 24: the bytes within rows and between them, of models that it draws.
-crossing = same_as(
-    lambda weights, cut, batch, rows: (2 * batch * cut, 2 * weights * (rows - 1)),
-    _steps,
-    told=lambda right, got, weights, cut, batch, rows: (
-        f"with {weights} bytes of weights, {cut} at the cut, a batch of {batch} and {rows} rows, "
-        f"{right[0]} bytes cross within rows and {right[1]} between them, not "
-        + " and ".join(f"{one:.10g}" for one in np.ravel(got))
-    ),
-    way="two numbers of bytes",
+def _changes(called: Sequence[str]) -> int:
+    return sum(a != b for a, b in itertools.pairwise(called))
+
+
+#: Check exercise 1 of lesson 24: the tensors that cross in a step, of chains that it draws.
+tensors = same_as(
+    lambda called: 2 * _changes(called),
+    _chains,
+    told=lambda right, got, called: f"of layers on {', '.join(called)}, {right} cross, not {got:g}",
+    way="one whole number of tensors",
     wrong={
-        "the gradients of the activations come back": lambda weights, cut, batch, rows: (
-            batch * cut, 2 * weights * (rows - 1)
+        "the layers may come back to a device that they have left":
+            lambda called: 2 * (len(set(called)) - 1),
+        "count the borders, not the devices": lambda called: len(set(called)),
+        "for each activation a gradient comes back": _changes,
+        "a tensor crosses only if the next layer is on another device":
+            lambda called: 2 * (len(called) - 1),
+    },
+    changed="it changes the list that it is given: make a new one",
+    unknown="compare each layer with the next",
+    yes="right for ten lists of layers, five of them drawn by lot",
+)  # fmt: skip
+
+
+def _programs() -> Iterator[tuple[list[str], list[str], list[int]]]:
+    a, b, _ = DEVICES
+    yield [a, a, b], [b, b, b], [10, 20, 400]
+    yield [a, b], [a, b], [5, 7]
+    yield [a, a], [b, b], [4, 8]
+    rng = np.random.default_rng()
+    for _ in range(5):
+        n = int(rng.integers(2, 7))
+        made, called = ([str(each) for each in rng.choice(DEVICES, n)] for _ in range(2))
+        yield made, called, [int(size) for size in rng.integers(1, 1000, n)]
+
+
+def _crossed(made: Any, called: Any, sizes: Any) -> int:
+    return sum(size for a, b, size in zip(made, called, sizes, strict=True) if a != b)
+
+
+#: Check exercise 2 of lesson 24: the bytes of weights that cross, of programs that it draws.
+fetched = same_as(
+    _crossed,
+    _programs,
+    told=lambda right, got, made, called, sizes: (
+        f"of weights made on {', '.join(made)}, called on {', '.join(called)}, with "
+        f"{', '.join(map(str, sizes))} bytes, {right} cross, not {got:g}"
+    ),
+    way="one number of bytes",
+    wrong={
+        "weights cross only if their layer is called on another device":
+            lambda made, called, sizes: sum(sizes),
+        "these are the bytes that stay": lambda made, called, sizes: (
+            sum(sizes) - _crossed(made, called, sizes)
         ),
-        "the gradients of the weights come back": lambda weights, cut, batch, rows: (
-            2 * batch * cut, weights * (rows - 1)
+        "in the forward pass weights cross once": lambda made, called, sizes: (
+            2 * _crossed(made, called, sizes)
         ),
-        "what is read comes back as gradients, within rows and between them":
-            lambda weights, cut, batch, rows: (batch * cut, weights * (rows - 1)),
-        "the first row has the weights, and reads nothing": lambda weights, cut, batch, rows: (
-            2 * batch * cut, 2 * weights * rows
-        ),
-        "each further row reads all weights": lambda weights, cut, batch, rows: (
-            2 * batch * cut, 2 * weights
-        ),
-        "the rows share the batch, so each example crosses in one of them":
-            lambda weights, cut, batch, rows: (2 * batch * cut * rows, 2 * weights * (rows - 1)),
-        "count all rows, not one of them": lambda weights, cut, batch, rows: (
-            2 * batch * cut / rows, 2 * weights * (rows - 1)
-        ),
-        "first within rows, then between them": lambda weights, cut, batch, rows: (
-            2 * weights * (rows - 1), 2 * batch * cut
+        "return bytes, not a number of layers": lambda made, called, sizes: (
+            _crossed(made, called, [1] * len(sizes))
         ),
     },
-    unknown="along a row go activations and their gradients, between rows weights and theirs",
-    yes="right for eight models, five of them drawn by lot",
+    changed="it changes a list that it is given: make a new one",
+    unknown="compare, for each layer, where its weights are and where it was called",
+    yes="right for eight programs, five of them drawn by lot",
 )  # fmt: skip

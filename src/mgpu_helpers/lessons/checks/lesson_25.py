@@ -2,130 +2,94 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, numbers, same_as
+from mgpu_helpers.lessons.checks.judge import same_as
 
-WAY = "return one number, a tensor of the losses' type"
-
-
-@exercise
-def word_loss(function: Any) -> str:
-    """Check exercise 1 of lesson 25: a mean of some losses that XLA compiles."""
-    import tensorflow as tf
-
-    expect(callable(function), f"a function is wanted, its name without brackets, not {function!r}")
-    own = getattr(function, "python_function", function)
-
-    @tf.function(jit_compile=True)
-    def both(losses: Any, is_word: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(losses)
-            made = call(own, losses, is_word)
-            expect(made is not None, f"the function returns nothing: {WAY}")
-            made = call(tf.convert_to_tensor, made)
-        expect(made.dtype == losses.dtype, f"it returns {made.dtype.name}: {WAY}")
-        return made, tape.gradient(made, losses, unconnected_gradients="zero")
-
-    for losses, is_word in _texts():
-        with tf.device(planned().devices[0]):
-            given = tf.constant(losses), tf.constant(is_word)
-            try:
-                got, slope = both(*given)
-            except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
-                refused = re.search(r"No registered '(\w+)' OpKernel", str(error))
-                said = "XLA does not compile it: a shape in it may depend on values"
-                if refused:
-                    said = f"XLA has no {refused[1]}: write it with TensorFlow's own operations"
-                raise NotYet(said) from error
-        _judge(losses, is_word, numbers(got, (), WAY), slope.numpy())
-    return "XLA compiles it, and four texts and their gradients are right"
+FULL = "/job:localhost/replica:0/task:0/device:GPU:1"
 
 
-def _texts() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rng = np.random.default_rng(25)
-    for shape, words in [((2, 3), 3), ((2, 3), 6), ((4, 5), 7), ((2, 3), 0)]:
-        is_word = np.arange(np.prod(shape)) < words
-        yield rng.integers(1, 9, shape).astype("f"), rng.permutation(is_word).reshape(shape)
+def _parts(name: str) -> tuple[str, int]:
+    *_, kind, number = name.upper().replace("/", ":").split(":")
+    return kind, int(number)
 
 
-def _judge(losses: np.ndarray, is_word: np.ndarray, got: Any, slope: np.ndarray) -> None:
-    counts = is_word.astype("f")
-    many = counts.sum()
-    total = (losses * counts).sum()
-    right = total / max(many, 1)
-    hints = {
-        "divide by the number of words, not of all places": total / losses.size,
-        "divide by the number of words": total,
-        "what fills up a line does not count": losses.mean(),
-        "those are the losses that do not count": (losses * (1 - counts)).sum()
-        / max(losses.size - many, 1),
-        "count how many words there are in all, not in a line":
-            np.mean([(a * b).sum() / max(b.sum(), 1) for a, b in zip(losses, counts, strict=True)]),
-    }  # fmt: skip
-    if not many:
-        expect(got == 0, f"without any word the loss is 0, not {got:g}: do not divide by 0")
-    elif not np.isclose(got, right):
-        hint = next((hint for hint, other in hints.items() if np.isclose(got, other)), "")
-        said = f"{many:g} words of {losses.size} have a mean of {right:.4g}, not {got:.4g}"
-        raise NotYet(f"{said}: {hint}" if hint else said)
-    expect(np.isfinite(slope).all(), "its gradient is no number if there is no word: do not "
-           "divide by 0")  # fmt: skip
-    expect(np.allclose(slope, counts / max(many, 1)),
-           "the mean is right, but its gradient is not: let it go through the losses")  # fmt: skip
+def _pairs() -> Iterator[tuple[str, str]]:
+    yield "/gpu:1", "/GPU:1"
+    yield "/GPU:1", "/device:GPU:1"
+    yield FULL, "/GPU:1"
+    yield "/GPU:0", "/GPU:2"
+    yield "/GPU:1", "/GPU:11"
+    yield "/CPU:0", "/GPU:0"
+    yield "/device:gpu:12", "/job:localhost/replica:0/task:0/device:GPU:12"
+    yield FULL, "/job:localhost/replica:0/task:0/device:GPU:0"
 
 
-def _epochs() -> Iterator[tuple[int, int, int]]:
-    yield from [(67, 35, 4), (60, 32, 4), (62, 35, 4), (96, 32, 4), (60, 64, 2), (97, 64, 2)]
-    rng = np.random.default_rng()
-    for _ in range(5):
-        devices, batch = int(rng.integers(2, 5)), int(rng.integers(8, 50))
-        left = int(rng.choice([0, int(rng.integers(devices, batch))]))
-        yield int(rng.integers(1, 6)) * batch + left, batch, devices
-
-
-def _of(batches: set[int], devices: int) -> int:
-    return len({(n + i) // devices for n in batches - {0} for i in range(devices)})
-
-
-def _batches(examples: int, batch: int) -> set[int]:
-    return {min(batch, examples), examples % batch} - {0}
-
-
-#: Check exercise 2 of lesson 25: how many sizes XLA compiles for, in epochs that it draws.
-sizes = same_as(
-    lambda examples, batch, devices: _of(_batches(examples, batch), devices),
-    _epochs,
-    told=lambda right, got, examples, batch, devices: (
-        f"{examples} examples in batches of {batch} on {devices} devices have {right} sizes, "
-        f"not {got:g}"
-    ),
-    way="one whole number of sizes",
+#: Check exercise 1 of lesson 25: whether two strings name one device. The order of the hints is
+#: that of the cases: the first mistake that fails in a case names it.
+same = same_as(
+    lambda one, other: _parts(one) == _parts(other),
+    _pairs,
+    told=lambda right, got, one, other: f"{one} and {other} are "
+    f"{'the same device' if right else 'two devices'}",
     wrong={
-        "count shares, not batches": lambda examples, batch, devices: (
-            len(_batches(examples, batch))
+        "the word device: may stand before the kind": lambda one, other: (
+            one.lower() == other.lower()
         ),
-        "the last batch may be smaller": lambda examples, batch, devices: (
-            _of({min(batch, examples)}, devices)
+        "capitals do not matter": lambda one, other: one == other,
+        "a number may have two digits": lambda one, other: (
+            one[-1] == other[-1] and _parts(one)[0] == _parts(other)[0]
         ),
-        "the shares of one batch may differ by an example": lambda examples, batch, devices: (
-            len({n // devices for n in _batches(examples, batch)})
-        ),
-        "two batches may have shares of the same size": lambda examples, batch, devices: (
-            sum(_of({n}, devices) for n in _batches(examples, batch))
-        ),
-        "a batch that is not there has no size": lambda examples, batch, devices: (
-            len({(n + i) // devices for n in {min(batch, examples), examples % batch}
-                 for i in range(devices)})
-        ),
-        "a share of one size is compiled once, however many there are":
-            lambda examples, batch, devices: -(-examples // batch) * devices,
+        "compare the numbers, too": lambda one, other: _parts(one)[0] == _parts(other)[0],
+        "compare the kinds, too": lambda one, other: _parts(one)[1] == _parts(other)[1],
     },
-    unknown="list the sizes of all shares, and count those that differ",
-    yes="right for eleven epochs, five of them drawn by lot",
+    unknown="compare the kind and the number behind it",
+    yes="right for eight pairs of names",
+)
+
+
+def _programs() -> Iterator[tuple[str, str, str]]:
+    yield "5,7,6,4", "3,0,2", "/gpu:1"
+    yield "4,2,6", "1,2,0", "/GPU:0"
+    yield "3,1,2", "2,0", "/device:GPU:1"
+    draw = np.random.default_rng()
+    numbers = draw.permutation(16)
+    listed = draw.permutation(16)[:12]
+    yield ",".join(map(str, numbers)), ",".join(map(str, listed)), "/gpu:11"
+
+
+def _number(shown: str, listed: str, name: str) -> int:
+    return int(shown.split(",")[int(listed.split(",")[_parts(name)[1]])])
+
+
+def _sorted(text: str) -> str:
+    return ",".join(sorted(text.split(","), key=int))
+
+
+#: Check exercise 2 of lesson 25: nvidia-smi's number of a GPU, through two lists.
+outside = same_as(
+    _number,
+    _programs,
+    told=lambda right, got, shown, listed, name: (
+        f"with {shown} shown and {listed} listed, {name} is GPU {right} outside, not {got:g}"
+    ),
+    way="return one whole number",
+    wrong={
+        "this is its number inside the program": lambda shown, listed, name: _parts(name)[1],
+        "go through visible_device_list first": lambda shown, listed, name: (
+            int(shown.split(",")[_parts(name)[1]])
+        ),
+        "what is listed counts among the GPUs that CUDA_VISIBLE_DEVICES shows":
+            lambda shown, listed, name: int(listed.split(",")[_parts(name)[1]]),
+        "visible_device_list keeps its order": lambda shown, listed, name: (
+            _number(shown, _sorted(listed), name)
+        ),
+        "CUDA_VISIBLE_DEVICES keeps its order": lambda shown, listed, name: (
+            _number(_sorted(shown), listed, name)
+        ),
+    },
+    unknown="look the number up in the list, and what stands there in CUDA_VISIBLE_DEVICES",
+    yes="right for four programs, one of them drawn by lot",
 )  # fmt: skip

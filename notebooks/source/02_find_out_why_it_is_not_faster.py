@@ -1,0 +1,321 @@
+# %% [markdown]
+# # Find out why it is not faster
+#
+# You added a GPU, and an epoch takes as long as before.
+#
+# **In this lesson** two calls say where the time of your training goes. The answer leads you to one
+# of eight usual causes:
+#
+# ![A decision tree. What fit.explain lists leads to the causes 1 to 4. If it lists only the step
+# itself, a trace or a clock leads to the causes 5 to 8.](pictures/02_which_cause.svg)
+#
+# ## The lines to paste
+#
+# ```python
+# from mgpu_helpers import fit, trace, whatif
+#
+# print(fit.explain(model, data))  # what a step of fit waits for
+# print(whatif.explain(trace.fit_step(model, (x, y))))  # which device waits for which
+# ```
+#
+# **You need** [[01]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import time
+
+import keras
+import matplotlib.pyplot as plt
+import tensorflow as tf
+
+from mgpu_helpers import charts, fit, towers, trace, whatif
+from mgpu_helpers.lessons import lesson_02
+from mgpu_helpers.lessons.checks import lesson_02 as checks
+from mgpu_helpers.lessons.lesson_02 import beside, timed, traces
+
+x, y = lesson_02.batch()
+loss_of = lesson_02.loss()
+
+# %% [markdown]
+# ## Ask fit
+#
+# Here is a model of three dense layers, `wide`, `middle` and `scores`, which trains on all devices.
+# We slow it down twice: reading a batch takes 120 ms, and a callback takes 80 ms after each step.
+
+# %%
+class Report(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.08)  # writes a log, draws a picture
+
+
+slow = tf.data.Dataset.range(4).map(lambda _: lesson_02.read(x, y, seconds=0.12))
+with fit.strategy(plan).scope():
+    model = lesson_02.model()
+    model.compile("sgd", loss_of)
+
+# %% tags=["nbval-ignore-output"]
+print(fit.explain(model, slow, callbacks=[Report()], steps=4))
+
+# %% [markdown]
+# `fit.explain` runs some steps, then the same steps with one thing left out each time, and puts the
+# weights back. It found both. The training is **input-bound**: it waits for its data in every step.
+# Cure one cause, then ask again, because a wait may hide behind another one.
+#
+# "The step itself" is what remains. A trace looks into it:
+
+# %% tags=["nbval-ignore-output"]
+print(whatif.explain(trace.fit_step(model, (x, y))))
+
+# %% [markdown]
+# A device that did not work waited for another device, for a copy, for a free core, or for
+# *overhead*, the time between operations. In a healthy step devices wait for each other only
+# briefly.
+#
+# ## The causes and their cures
+#
+# The numbers are those of the picture:
+#
+# 1. **Input.** Put `cache()` behind what fits into memory; otherwise give `map` its
+#    `num_parallel_calls`, and end with `prefetch`.
+# 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
+#    end, because `float(loss)` waits for the GPU.
+# 3. **New graphs.** TensorFlow makes a graph for each new shape and each new Python number. Keep to
+#    one batch size (`drop_remainder=True`), and pass tensors.
+# 4. **Eager code.** Python starts operations one by one. Use `@tf.function`, and compile without
+#    `run_eagerly=True`.
+# 5. **An idle device** "ran nothing". Nobody gave it work: use the three lines of [[01]].
+# 6. **A small batch.** Starting operations and exchanging gradients take as long for a small batch
+#    as for a large one. Enlarge it.
+# 7. **A straggler**: one device has a larger shard, or is slower, and all others wait for it. Make
+#    shards even, or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
+# 8. **Variables on the host** cross in every step. Build the model in the scope of its strategy, or
+#    in `tf.device`.
+#
+# A large model may also wait for the **exchange** of its gradients. Then the others wait for an
+# `AddN` or an `AllReduce`; a larger batch helps, because a step sends the same bytes for it. [Rarer
+# causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
+#
+# For cause 3 we count the graphs that four calls of a function make:
+
+# %%
+def graphs(batches, rates):
+    scaled = tf.function(lambda x, rate: rate * tf.reduce_sum(x))
+    for batch, rate in zip(batches, rates):
+        scaled(batch, rate)
+    return scaled.experimental_get_tracing_count()
+
+# %%
+rates, same = [0.1, 0.2, 0.3, 0.4], [x] * 4
+tensors = [tf.constant(rate) for rate in rates]
+print("Python numbers:", graphs(same, rates), " tensors:", graphs(same, tensors),
+      " sizes:", graphs([x[:size] for size in (80, 40, 20, 10)], tensors))  # fmt: skip
+
+# %% [markdown]
+# ## Replay a step by hand
+#
+# What would a cure gain? `whatif` predicts it by a replay of the traced step. Here are five
+# operations; an arrow is a result that the other device needs. On the first device, `c` needs `a`,
+# and `d` needs `c`:
+#
+# ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
+# to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
+# d.](pictures/02_five_operations.svg)
+#
+# An operation starts when its device is free and when all that it needs is there:
+
+# %%
+def replay(ops):
+    ends, free = {}, {}
+    for name, (device, seconds, needs) in ops.items():
+        ready = [ends[other] for other in needs]
+        ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
+    return max(ends.values())
+
+# %% [markdown]
+# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look:
+
+# %%
+five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
+        "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
+print("as it is:", replay(five), "s")
+for name, (device, seconds, needs) in five.items():
+    print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
+
+# %% [markdown]
+# The step takes 11 s without `b`, not 9, because `d` then waits for `c`. So you may gain less than
+# the time of an operation.
+#
+# ## Predict a cure
+#
+# Here is a step in which a **tower** on each device computes gradients, and one device, `home`,
+# averages them and updates the weights:
+
+# %%
+def make_step(where, home=plan.devices[0], sizes=None):
+    with tf.device(home):
+        model = lesson_02.model()
+    weights = model.trainable_variables
+
+    def tower(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x))
+        return [loss, *tape.gradient(loss, weights)]
+
+    @tf.function
+    def step(x, y):
+        with tf.device(plan.host):
+            shards = [tf.split(part, sizes or len(where)) for part in (x, y)]
+        loss, *mean = towers.average(towers.run(tower, where, *shards), weights=sizes, device=home)
+        with tf.device(home):
+            for weight, gradient in zip(weights, mean):
+                weight.assign_sub(0.1 * gradient)
+        return loss
+    return step
+
+# %% [markdown]
+# On one device only, a second one is idle (cause 5). `whatif.towers` predicts from traces of one
+# device what all would gain. Below it is the measured gain of the step on all devices, `after`:
+
+# %% tags=["nbval-ignore-output"]
+one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
+speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; cores have none
+change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
+beside(change, timed(one), timed(all_of_them))
+
+# %% [markdown]
+# Cores share a memory, so the measured gain is often smaller than the prediction.
+#
+# ## Break it
+#
+# Now the first device gets the largest shard (cause 7). What could even shards gain? `faster` asks
+# what the step takes if the first tower is as fast as with an even shard:
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+share = len(x) // (len(plan) + 2)
+sizes = [len(x) - share * (len(plan) - 1)] + [share] * (len(plan) - 1)
+uneven = traces(make_step(plan.devices, sizes=sizes))
+print("shards:", sizes, whatif.explain(uneven[-1]), sep="\n")
+print(whatif.faster(uneven, "tower_0/", by=sizes[0] * len(plan) / len(x)))
+pair = {"even shards": traces(all_of_them)[-1], "uneven shards": uneven[-1]}
+for name, step in pair.items():
+    axes = charts.blame(step, shown=99)
+    axes.set_title(name, loc="left")
+    axes.set_xlim(0, 1e3 * max(each.length for each in pair.values()))
+    plt.show()
+
+# %% [markdown]
+# In each bar all work comes first, then the waits. With uneven shards the others mostly wait for
+# the first device; with even shards they work. `whatif.explain` names the straggler, but not the
+# reason.
+#
+# How do you notice cause 8? The host sends more than the batch, so we count what crosses:
+
+# %%
+batch = x.numpy().nbytes + y.numpy().nbytes
+for name, home in (("at home", plan.devices[0]), ("on the host", plan.host)):
+    _, step = trace.function_step(make_step(plan.devices[:1], home=home), x, y)
+    for (a, b), size in step.bytes_between().items():
+        print(f"{name:12} {a} -> {b} {size / batch:4.0%} of the bytes of a batch")
+
+# %% [markdown]
+# With variables on the host, the weights cross, too, and all gradients go back.
+#
+# ## Proof
+#
+# A step that skips work is faster, too. So check that a cure leaves the losses as they were:
+
+# %%
+def losses(**settings):
+    step = make_step(**{"where": plan.devices} | settings)
+    return [float(step(x, y)) for _ in range(3)]
+
+
+alone = losses(where=plan.devices[:1])
+others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
+for name, settings in others.items():
+    off = max(abs(a / b - 1) for a, b in zip(losses(**settings), alone))
+    print(f"{name:12} agrees with one device to one part in a thousand: {off < 1e-3}")
+
+# %% [markdown]
+# | | |
+# |---|---|
+# | **Use it when** | a training is slower than you hoped |
+# | **It costs** | some passes of a few steps, and one traced step; no other program may run |
+# | **Instead** | a clock, if your loop is not `fit`: [[19]] |
+#
+# ## On GPUs
+#
+# > Keras compiles with XLA on one GPU. If several GPUs train without it, they first have to make up
+# > for that loss; `fit.explain` tells you. XLA takes seconds for each new graph (cause 3). A step
+# > of short operations takes as long as the host needs to start them (cause 6).
+#
+# ## On your own
+#
+# **1.** Write `replay_over(ops, link)`, the replay by hand with a link: a result from another
+# device arrives `link` seconds after its operation has ended, one from the same device at once.
+
+# %% tags=["exercise"]
+def replay_over(ops, link):
+    return replay(ops)
+
+
+checks.replay_over_link(replay_over)
+
+# %% tags=["solution"]
+def replay_over(ops, link):
+    ends, free = {}, {}
+    for name, (device, seconds, needs) in ops.items():
+        ready = [ends[other] + link * (ops[other][0] != device) for other in needs]
+        ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
+    return max(ends.values())
+
+
+checks.replay_over_link(replay_over)
+
+# %% [markdown]
+# **2.** `lesson_02.patient()` returns a compiled Keras model and its data. Three of the eight
+# causes slow its training down: put their numbers into `causes`. Then write `treat(model, data)`.
+# It returns a function that makes one pass over the data without the three causes, and changes the
+# weights as `lesson_02.fit(model, data)` does.
+
+# %% tags=["exercise"]
+causes = {0}
+
+
+def treat(model, data):
+    return lambda: lesson_02.fit(model, data)
+
+
+checks.treated(treat, causes)
+
+# %% tags=["solution"]
+causes = {1, 4, 5}  # an input slower than the step, run_eagerly=True, one device
+
+
+def treat(model, data):
+    fit.use(model, plan)
+    model.run_eagerly = False
+    kept = data.cache()
+    return lambda: model.fit(kept, shuffle=False, verbose=0)
+
+
+checks.treated(treat, causes)
+
+# %% [markdown]
+# ## What we saw
+#
+# - `fit.explain` listed what slowed `fit` down, and a trace said which device waited for which.
+# - Four Python numbers made 4 graphs of a function, and four tensors made 1.
+# - Without the operation that took 6 of 15 seconds, the step takes 11 s.
+#
+# ## In practice
+#
+# Call `fit.explain` first, and trace a step when only "the step itself" is left. Ask `whatif`
+# before you work on a cure, and time the training after it.
+#
+# Next: [[next]].

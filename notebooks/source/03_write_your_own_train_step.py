@@ -1,0 +1,337 @@
+# %% [markdown]
+# # Write your own train step
+#
+# You have a Keras model with a `train_step` of your own, such as a GAN, and two GPUs. Under
+# TensorFlow's `MirroredStrategy` it does not start, or it trains with gradients that are twice as
+# large as they should be, and no error says so.
+#
+# **In this lesson** three lines train a GAN on both devices as on one, and you learn which losses
+# devices can share, and how to tell `fit` what a loss of yours is.
+#
+# ![Device 0 has three examples with a mean of 2, device 1 has one with 10. They count by three
+# quarters and one quarter, which gives 4.](pictures/03_shares.svg)
+#
+# Each device has a copy of the model, its **replica**, and runs your step on its part of the batch.
+# A mean that it takes there has to count by its share of the examples. `fit.strategy` sees to that.
+# The weights of our GAN will differ by less than 1e-12 from those of one device. These are the
+# lines:
+#
+# ```python
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()
+# with fit.strategy(plan).scope():
+#     gan = build()  # makes the networks, the optimizers and the model, and compiles it
+# gan.fit(images, noise)
+# ```
+#
+# **You need** [[01]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import textwrap
+from collections import Counter
+from functools import partial
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, fit, trace
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.checks import lesson_03 as checks
+from mgpu_helpers.lessons.state import apart
+
+layers = keras.layers
+
+# %% [markdown]
+# ## A GAN on both devices
+#
+# A **generator** makes images out of noise. A **discriminator** gives each image a score, which is
+# high if it takes the image for a real one. Each network has its own tape, loss and optimizer.
+# `softplus(-score)` is small if the score is high:
+
+# %%
+class GAN(keras.Model):
+    def __init__(self, generator, discriminator):
+        super().__init__()
+        self.networks = [generator, discriminator]
+
+    def train_step(self, data):
+        real, noise = data
+        generator, discriminator = self.networks
+        with tf.GradientTape() as tape:
+            made, true = discriminator(generator(noise)), discriminator(real)
+            told = tf.reduce_mean(tf.nn.softplus(made) + tf.nn.softplus(-true))
+        self.update(tape, told, discriminator)
+        with tf.GradientTape() as tape:
+            fooled = tf.reduce_mean(tf.nn.softplus(-discriminator(generator(noise))))
+        self.update(tape, fooled, generator)
+        return {"generator": fooled, "discriminator": told}
+
+    def update(self, tape, loss, network):
+        weights = network.trainable_variables
+        self.rules[network.name].apply(tape.gradient(loss, weights), weights)
+
+# %%
+def build(width=256):
+    keras.utils.set_random_seed(0)
+    stacks = {"generator": [keras.Input([16]), layers.Dense(width, "relu"),
+                            layers.Dense(784, "sigmoid")],
+              "discriminator": [keras.Input([784]), layers.Dense(width, "relu"),
+                                layers.Dense(1)]}  # fmt: skip
+    gan = GAN(*[keras.Sequential(stack, name=name) for name, stack in stacks.items()])
+    rates = {"generator": 1e-3, "discriminator": 1e-4}
+    gan.rules = {name: keras.optimizers.Adam(rate) for name, rate in rates.items()}
+    gan.compile(jit_compile=False)  # XLA would compute in another order, and we compare
+    return gan
+
+# %% [markdown]
+# The noise comes with the data. If the step drew it, the replicas would draw other numbers than one
+# device. That trains as well, but we could not compare the two.
+
+# %%
+images, _ = digits.load(1024)
+images = images.reshape(1024, 784)
+noise = np.random.default_rng(0).normal(size=(1024, 16)).astype("float32")
+with fit.strategy(plan).scope():
+    gan = build()
+history = gan.fit(images, noise, batch_size=256, shuffle=False, epochs=3, verbose=0).history
+print({name: np.round(values, 1) for name, values in history.items()})
+
+# %% [markdown]
+# The discriminator's loss falls while the generator keeps up with it. Now we trace a step of 1,024
+# images, and draw which network each device computed and when:
+
+# %% tags=["varies", "cover"]
+steps = [trace.fit_step(gan, (images, noise)) for _ in range(3)]
+step = min(steps, key=lambda step: step.length)  # the least disturbed
+charts.timeline(step, by="layer", layers=["generator", "discriminator"])
+plt.show()
+
+# %%
+print(sorted(Counter(op.device for op in step.ops if "MatMul" in op.type).items()))
+
+# %% [markdown]
+# Both devices compute both networks at the same time, each for its half of the images, with 21
+# matrix products each. Between the two tapes they wait for each other and exchange gradients.
+#
+# ## By hand
+#
+# `MirroredStrategy` adds up the gradients of all replicas, whatever the loss is. When is that
+# right? Suppose that four examples have the losses 1, 2, 3 and 10, and that the first replica has
+# three of them. Here are four ways to make one number of them. The third way leaves out the second
+# example, as a mask would. What holds for these losses holds for their gradients:
+
+# %%
+losses, counted = np.array([1.0, 2.0, 3.0, 10.0]), np.array([1, 0, 1, 1])
+ways = {
+    "mean": lambda loss, mask: loss.mean(),
+    "sum": lambda loss, mask: loss.sum(),
+    "mean of counted": lambda loss, mask: (mask * loss).sum() / mask.sum(),
+    "largest": lambda loss, mask: loss.max(),
+}
+
+# %%
+print("                three  one    all")
+for name, way in ways.items():
+    found = [way(losses[rows], counted[rows]) for rows in (slice(3), slice(3, 4), slice(4))]
+    print(f"{name:15} {found[0]:5.2f} {found[1]:6.2f} {found[2]:6.2f}")
+
+# %% [markdown]
+# Only the sums, 6 and 10, add up to the sum of all four, 16. The means have to count by their
+# shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of three counted
+# examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such shares.
+#
+# `fit` has to know which of these a loss is. It knows Keras's own losses. For any other, it
+# computes the value for two parts of the first batch and for both together, before the first
+# update. If it finds neither a mean nor a sum, it refuses to train. Then you say in the step what
+# the loss is:
+#
+# | your loss | you say | so the values of the replicas are |
+# |---|---|---|
+# | a mean over the examples | `fit.loss(value, "mean")` | averaged by their shares |
+# | a sum over the examples | `fit.loss(value, "sum")` | added up |
+# | a mean of `count` things | `fit.loss(value, count)` | averaged by their counts |
+#
+# On one device `fit.loss` returns `value` as it is. The losses of our GAN are means, and `fit`
+# found that out by itself.
+#
+# ## Proof
+#
+# The same GAN, with smaller networks, trains on one device and on two. We take float64, in which
+# rounding cannot hide a mistake. The last batch has 13 examples, an odd number:
+
+# %%
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+data = images[:205].astype("float64"), noise[:205].astype("float64")
+
+# %%
+def trained(scope, make, data):
+    with scope:
+        model = make()
+    history = model.fit(*data, batch_size=64, shuffle=False, epochs=3, verbose=0).history
+    return model.get_weights(), history
+
+
+# %%
+small = partial(build, width=32)
+one, before = trained(tf.device(plan.devices[0]), small, data)
+both, after = trained(fit.strategy(plan).scope(), small, data)
+print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
+print("losses less than 1e-12 from one device: ", apart(after.values(), before.values()) < 1e-12)
+print("training changed the first kernel:", apart(small().get_weights()[:1], one[:1]) > 0.01)
+
+# %% [markdown]
+# ## Break it
+#
+# A **contrastive loss** compares each example with all others of the batch. Here each image has two
+# views. The loss is small if a first view is more like its own second view than like those of the
+# other images:
+
+# %%
+class Contrast(keras.Sequential):
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            first, second = [tf.math.l2_normalize(self(view), axis=1) for view in data]
+            alike = 5 * tf.matmul(first, self.rows(second), transpose_b=True)
+            own = 5 * tf.reduce_sum(first * second, axis=1)
+            loss = tf.reduce_mean(tf.reduce_logsumexp(alike, axis=1) - own)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"contrast": loss}
+
+    def rows(self, others):
+        return others  # all that this replica has
+
+
+# %%
+views = data[0][:64], np.roll(data[0][:64], 2, axis=1)  # moved by two pixels
+
+# %%
+def contrast(kind):
+    keras.utils.set_random_seed(0)
+    model = kind([keras.Input([784]), layers.Dense(16)])
+    model.compile(keras.optimizers.SGD(0.01), jit_compile=False)
+    return model
+
+# %% [markdown]
+# A replica has only half of the images. Write down what you expect under `MirroredStrategy`: will
+# the loss of the first step be smaller, larger, or the same?
+
+# %%
+one, before = trained(tf.device(plan.devices[0]), partial(contrast, Contrast), views)
+plain = tf.distribute.MirroredStrategy(plan.devices)
+_, after = trained(plain.scope(), partial(contrast, Contrast), views)
+print(f"first loss, one device:       {before['contrast'][0]:.2f}")
+print(f"first loss, MirroredStrategy: {after['contrast'][0]:.2f}")
+
+# %% [markdown]
+# It is smaller, because 32 images are easier to tell apart than 64. So two devices train something
+# else, and no error says so. What does `fit.strategy` do?
+
+# %%
+try:
+    trained(fit.strategy(plan).scope(), partial(contrast, Contrast), views)
+except ValueError as refused:
+    print(textwrap.fill(str(refused), 88))
+
+# %% [markdown]
+# It refuses before the first update. Here `fit.loss(loss, "mean")` would be false, because a
+# replica lacks images to compare with. `all_gather` gives each replica the second views of all
+# replicas, and sends their gradients back:
+
+# %%
+class Gathered(Contrast):
+    def rows(self, others):
+        return tf.distribute.get_replica_context().all_gather(others, axis=0)
+
+
+both, after = trained(fit.strategy(plan).scope(), partial(contrast, Gathered), views)
+print(f"first loss: {after['contrast'][0]:.2f}")
+print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
+
+# %% [markdown]
+# Now each replica takes a mean over its own images, each compared with all 64, and `fit` finds out
+# that this is a mean. On one device `all_gather` returns what it is given, so the step stays the
+# same.
+#
+# | | |
+# |---|---|
+# | **Use it when** | a step needs two optimizers, or a loss that `compile` cannot express |
+# | **It costs** | one more trace before the first step; exchanges of gradients and rows |
+# | **Instead** | `compile` with a loss; or `fit.use(model, plan)`, which takes any loss |
+#
+# ## On GPUs
+#
+# Our step exchanges gradients twice. The second tape needs the discriminator that was updated
+# before, so it waits for the first exchange. Give each GPU so many images that it computes for much
+# longer than it waits. Leave out `jit_compile=False`, and XLA compiles what each GPU does between
+# two exchanges.
+#
+# ## On your own
+#
+# **1.** Write `weighted(losses, weights)`, which a step calls: the mean of `losses` in which each
+# counts by its entry in `weights`. Its gradient on all devices has to be that of one device, even
+# if all weights of a replica are 0. `tf.math.divide_no_nan` returns 0 for a division by 0.
+
+# %% tags=["exercise"]
+def weighted(losses, weights):
+    return tf.reduce_sum(weights * losses) / tf.reduce_sum(weights)
+
+
+checks.weighted(weighted)
+
+# %% tags=["solution"]
+def weighted(losses, weights):
+    count = tf.reduce_sum(weights)
+    return fit.loss(tf.math.divide_no_nan(tf.reduce_sum(weights * losses), count), count)
+
+
+checks.weighted(weighted)
+
+# %% [markdown]
+# **2.** Find out as `fit` does what a loss is. Write `kind(loss, x)`: `x` is an array of five or
+# more numbers, and the function `loss` makes one number of such an array. Compute it for two parts
+# of `x` and for both, and return `"mean"`, `"sum"` or `"neither"`.
+
+# %% tags=["exercise"]
+def kind(loss, x):
+    return "mean"
+
+
+checks.kind(kind)
+
+# %% tags=["solution"]
+def kind(loss, x):
+    k, n = len(x) // 2, len(x)
+    a, b, both = loss(x[:k]), loss(x[k:]), loss(x)
+    if np.isclose(a + b, both):
+        return "sum"
+    return "mean" if np.isclose(k / n * a + (n - k) / n * b, both) else "neither"
+
+
+checks.kind(kind)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Three lines trained a GAN on both devices, with 21 matrix products on each. Its weights were
+#   less than 1e-12 from those of one device.
+# - Means of 2.00 and 10.00 make 4.00 if each counts by its share of the examples.
+# - A contrastive loss of 3.61 was 2.94 under `MirroredStrategy`. `fit.strategy` refused it, and
+#   with `all_gather` the weights were those of one device.
+#
+# ## In practice
+#
+# Paste the three lines. If `fit` refuses your loss, say what it is with `fit.loss`, or gather what
+# it compares. [A list](../docs/train_step.md) tells what a step may contain.
+#
+# Next: [[next]].

@@ -1,0 +1,288 @@
+# %% [markdown]
+# # Control memory
+#
+# You start a second script on a GPU, and it ends in a `ResourceExhaustedError`, although both
+# scripts are small. Unless it is told otherwise, TensorFlow takes nearly all memory of every GPU
+# that it sees, and keeps it until the process ends.
+#
+# **In this lesson** you limit what TensorFlow takes of a GPU, and see what each setting does.
+#
+# ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
+# allocator counts what it handed out to tensors, the driver all that is given away. Below, each
+# process has memory on the host.](pictures/05_who_holds_what.svg)
+#
+# On an empty GPU of 16 GiB, a script with 600 MB of tensors takes 15.6 GB if nothing is set, and
+# 1.08 GB with the first setting below.
+#
+# ## The lines to paste
+#
+# With **memory growth**, TensorFlow begins with little memory and takes more when a tensor does not
+# fit:
+#
+# ```python
+# for gpu in tf.config.list_physical_devices("GPU"):
+#     tf.config.experimental.set_memory_growth(gpu, True)
+# ```
+#
+# With a **memory limit**, TensorFlow takes that much for its tensors, here 4096 MiB:
+#
+# ```python
+# gpu = tf.config.list_physical_devices("GPU")[0]
+# limit = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
+# tf.config.set_logical_device_configuration(gpu, [limit])
+# ```
+#
+# Paste one of the two before the first tensor or model. After that TensorFlow [refuses a
+# setting](../docs/errors.md#modified).
+#
+# **You need** [[00]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import json
+import subprocess
+import sys
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, memory
+from mgpu_helpers.lessons import drawings, growth
+from mgpu_helpers.lessons.checks import lesson_05 as checks
+from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
+
+MIB = 2**20
+
+# %% [markdown]
+# `devices.setup` makes a setting for you: growth if each device is a GPU, and limits if several
+# devices share one.
+#
+# ## Who holds what
+#
+# There are three answers to "How much memory is used?", as the picture above shows:
+#
+# - The **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
+# - The **process** counts what it has on the host. `memory.process()` returns it.
+# - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces to
+#   tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out.
+#
+# When a tensor is deleted, the allocator keeps its memory. Each process also has a **CUDA context**
+# of a few hundred MB on every GPU that it uses.
+#
+# ## Try it
+#
+# `memory.Monitor` asks all three ten times a second. Without a GPU only the process answers. A
+# small network trains with three sizes of batch:
+
+# %%
+def build():
+    convs = [keras.layers.Conv2D(filters, 3, activation="relu") for filters in (32, 64)]
+    pool = keras.layers.GlobalAveragePooling2D()
+    model = keras.Sequential([keras.Input([32, 32, 3]), *convs, pool, keras.layers.Dense(10)])
+    model.compile("adam", "mse", jit_compile=False)
+    return model
+
+
+images, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
+
+# %% tags=["varies", "cover"]
+with tf.device(plan.devices[0]), memory.Monitor() as monitor:
+    with monitor.phase("build"):
+        model = build()
+    for batch in (16, 64, 256):
+        with monitor.phase(f"batch of {batch}"):
+            model.fit(images, targets, batch, verbose=0)
+charts.monitor(monitor)
+plt.show()
+
+# %% [markdown]
+# The largest batch adds the most, because a step holds the outputs of its layers for each example
+# ([[09]]). On a GPU, look at the curve "handed out": the first batch may add more, because cuDNN
+# tries its algorithms.
+#
+# ## By hand: growth
+#
+# Growth takes more than the tensors need, because the allocator takes whole regions. It plans the
+# first with 2 MiB. When a tensor does not fit into what is free, the allocator doubles the planned
+# size until the tensor fits, and takes such a region. If no doubling was needed, it plans the next
+# region twice as large:
+#
+# ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 MiB was too small
+# and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for 3 and 4, 512 for 5 and 6: each fits
+# at once. The rest beside tensors 1, 2 and 4 is handed out with them; any other is
+# kept.](pictures/05_growth.svg)
+#
+# The picture shows a small tensor and six of 100 MB. Here is the rule in code:
+
+# %%
+def regions(sizes):
+    taken, planned, free = [], 2 * MIB, 0
+    for size in sizes:
+        if size > free:  # a new region
+            fits = size <= planned
+            while planned < size:
+                planned *= 2
+            taken.append(planned)
+            free = planned
+            if fits:
+                planned *= 2
+        free -= size
+    return taken
+
+
+# %%
+tensors = [4, *6 * [100_000_000]]
+by_hand = regions(tensors)
+print("regions:", [region // MIB for region in by_hand], "MiB")
+print(memory.size_text(sum(by_hand)), "for", memory.size_text(sum(tensors)), "of tensors")
+
+# %% [markdown]
+# Growth takes 1.08 GB, nearly twice what the tensors need.
+#
+# ## Proof
+#
+# Does TensorFlow follow this rule? Its allocator for GPUs can also serve the host, and its log
+# names each region. `growth.on_host` reads the log of a new process, which makes the same tensors,
+# deletes them and makes them again:
+
+# %%
+logged = growth.on_host(100_000_000, 6)
+print("regions in TensorFlow's log:", [region // MIB for region in logged], "MiB")
+print("as by hand:", logged == by_hand)
+
+# %% [markdown]
+# The log has the same five regions, and no sixth: the allocator had kept the memory of the deleted
+# tensors. So an idle notebook keeps its memory until you restart its kernel.
+#
+# ## What each setting takes
+#
+# [TensorFlow's source](../docs/sources.md#allocator) has these rules:
+#
+# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve of
+#   1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones.
+# - **A fraction or a limit**: it takes that much with its first tensor.
+# - **Growth**: it takes regions, as above.
+# - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
+# - **Every GPU hidden**: it takes nothing.
+#
+# `scripts/hold_memory.py` tries each setting in a new process with 600 MB of tensors. Without a
+# GPU, the chart is calculated by these rules for an empty GPU of 16 GiB:
+
+# %% tags=["varies"]
+script = [sys.executable, "scripts/hold_memory.py"]
+done = subprocess.run(script, capture_output=True, text=True, check=True)
+records = [json.loads(line) for line in done.stdout.splitlines()]
+drawings.lab(records, growth=sum(by_hand))
+plt.show()
+
+# %% [markdown]
+# With nothing set, TensorFlow takes nearly the whole GPU, and a second script finds no room.
+#
+# ## Break it
+#
+# What happens if you paste both settings, first growth and then a limit? Write down what you
+# expect. In a block of `pretend_gpus`, TensorFlow behaves as if it had a GPU and had not started.
+# `gpu_options` returns what it would start with:
+
+# %%
+limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+with pretend_gpus(1) as [gpu]:
+    tf.config.experimental.set_memory_growth(gpu, True)
+    print("growth:", gpu_options().allow_growth)
+    tf.config.set_logical_device_configuration(gpu, [limit])
+    print("growth after the limit:", gpu_options().allow_growth)
+
+# %% [markdown]
+# The limit has switched growth off, and no message says so. `memory.logical` checks this before it
+# sets a limit:
+
+# %%
+with pretend_gpus(1) as [gpu]:
+    tf.config.experimental.set_memory_growth(gpu, True)
+    try:
+        memory.logical(gpu, [1024])
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# In the other order, TensorFlow itself refuses. It also refuses to start if only one of two visible
+# GPUs grows.
+#
+# | | growth | a limit |
+# |---|---|---|
+# | **Use it when** | you work on a GPU beside others | two long runs share a GPU |
+# | **It costs** | it can still fill the whole GPU | no run can use what another leaves free |
+# | **Instead** | set nothing if the GPU is yours alone | give each script its own GPU ([[16]]) |
+#
+# No setting makes a model smaller. If it does not fit alone, go on with [[10]].
+#
+# ## On GPUs
+#
+# > The chart of the settings shows what the driver gave, with the CUDA context. When memory runs
+# > out, TensorFlow logs what holds it. `devices.setup` silences this log, unless
+# > `TF_CPP_MIN_LOG_LEVEL=0` is in the environment.
+#
+# ## On your own
+#
+# **1.** Write `prepare(gpus)`, which gets the list of a machine's GPUs before TensorFlow has
+# started. Afterwards TensorFlow should see only the last two, and both should grow. The check
+# calls `prepare` with 2 to 8 GPUs.
+
+# %% tags=["exercise"]
+def prepare(gpus):
+    pass
+
+
+checks.last_two_grow(prepare)
+
+# %% tags=["solution"]
+def prepare(gpus):
+    tf.config.set_visible_devices(gpus[-2:], "GPU")
+    for gpu in gpus[-2:]:
+        tf.config.experimental.set_memory_growth(gpu, True)
+
+
+checks.last_two_grow(prepare)
+
+# %% [markdown]
+# **2.** `n` scripts share a GPU of `total` MiB. Beside its limit, each has a CUDA context of
+# `overhead` MiB. Write `limit_for(total, overhead, n)`, which returns the largest limit in whole
+# MiB that all scripts can have at once.
+
+# %% tags=["exercise"]
+def limit_for(total, overhead, n):
+    return total // n
+
+
+checks.limit_for(limit_for)
+
+# %% tags=["solution"]
+def limit_for(total, overhead, n):
+    return total // n - overhead
+
+
+checks.limit_for(limit_for)
+
+# %% [markdown]
+# ## What we saw
+#
+# - The largest batch added most to what the process held.
+# - TensorFlow's log named the regions of our rule: 2, 128, 128, 256 and 512 MiB, or 1.08 GB for
+#   600 MB of tensors.
+# - A limit switched growth off without a message, and `memory.logical` refused it.
+#
+# ## In practice
+#
+# If a GPU is full, look for an idle notebook first: `nvidia-smi` names the processes. For a program
+# that you cannot edit, put `TF_FORCE_GPU_ALLOW_GROWTH=true` into the environment. If free memory is
+# in pieces too small for the next tensor (**fragmentation**), `TF_GPU_ALLOCATOR=cuda_malloc_async`
+# may help.
+#
+# Next: [[next]].

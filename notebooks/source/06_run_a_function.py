@@ -1,0 +1,298 @@
+# %% [markdown]
+# # Run a function on every device
+#
+# You want something from your Keras model that neither `fit` nor `predict` gives, such as the
+# pixels that made it choose a class. Your function calls the model with a large batch, and the
+# first of your GPUs does everything.
+#
+# **In this lesson** a function that was written for one device runs on all of them, each with its
+# share of the batch, and one set of weights serves them all.
+#
+# ![A batch on the host in two shards; each device runs the function on one shard, the second with
+# weights that the first one sends; the host joins the two results.](pictures/06_shards.svg)
+#
+# The host cuts the batch into **shards**. Each device runs the function on one shard, and the host
+# joins the results. The first device keeps the weights and sends them to the others at each call.
+# With two devices, all 1,605,632 numbers of our function are those of one device. One line is
+# enough, and you call `on_all` like your function:
+#
+# ```python
+# on_all = tf.function(towers.make_parallel(saliency, plan.devices))
+# ```
+#
+# **You need** [[00]] and [[04]]. For `fit` and `predict` on all devices, take [[01]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, timing, towers, trace
+from mgpu_helpers.lessons import digits, drawings
+from mgpu_helpers.lessons.checks import lesson_06 as checks
+
+layers = keras.layers
+first = plan.devices[0]
+
+# %% [markdown]
+# ## Try it
+#
+# A small model learns to read digits on the first device, so its weights are there:
+
+# %%
+keras.utils.set_random_seed(0)
+with tf.device(first):
+    hidden = [layers.Dense(512, activation="tanh"), layers.Dense(512, activation="tanh")]
+    model = keras.Sequential([layers.Flatten(), *hidden, layers.Dense(10)])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+
+# %%
+images, labels = digits.load(1024 * len(plan))
+with tf.device(first):
+    model.fit(images, labels, batch_size=128, epochs=3, verbose=0)
+with tf.device(plan.host):
+    images = tf.constant(images)
+
+# %% [markdown]
+# The function to share, `saliency`, returns for each image the gradient of its highest score with
+# respect to the pixels. A pixel times its gradient is, roughly, what this pixel adds to the score:
+
+# %%
+def saliency(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        highest = tf.reduce_max(model(x), axis=1)
+    return tape.gradient(highest, x)
+
+
+# %% [markdown]
+# This is the line that shares it:
+
+# %%
+on_all = tf.function(towers.make_parallel(saliency, plan.devices))
+found = on_all(images)
+
+# %% tags=["varies"]
+drawings.attributions(images[:10], images[:10] * found[:10])
+plt.show()
+
+# %% [markdown]
+# Green pixels speak for the class that the model chose, and purple ones against it.
+#
+# ## Proof
+#
+# Are these the numbers of one device?
+
+# %%
+with tf.device(first):
+    close = np.isclose(found, saliency(images), rtol=0, atol=1e-5)
+print(f"{np.count_nonzero(close):,} of {close.size:,} numbers agree to 0.00001")
+
+# %% [markdown]
+# All of them agree. And did every device work? `saliency` needs six matrix products: three go
+# forward, from the pixels to the scores, and three go backward. A trace tells where each one ran:
+
+# %%
+def show_products(step):
+    for device in [plan.host, *plan.devices]:
+        ran = [op for op in step.ops if "MatMul" in op.type and op.device == device]
+        backward = sum("gradient" in op.name for op in ran)
+        print(f"{device}  forward {len(ran) - backward}  backward {backward}")
+
+
+# %%
+inside = trace.function_step(on_all, images)[1]
+show_products(inside)
+sent = sum(size for ends, size in inside.bytes_between().items() if plan.host not in ends)
+print(f"the devices sent each other {sent:,} bytes")
+
+# %% [markdown]
+# Every device computed six products for its own shard. The bytes are the model's weights, which the
+# first device sends at each call.
+#
+# ## By hand
+#
+# `on_each` calls a function on each device with the shards of that device. `make_parallel`, after
+# *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)), cuts the batches before and
+# joins the results after ([[23]] has it in a graph). Both functions take any number of batches and
+# of devices:
+
+# %%
+def on_each(function, devices, *shards):
+    outputs = []
+    for device, *shard in zip(devices, *shards):
+        with tf.device(device):
+            outputs.append(function(*shard))
+    return outputs
+
+# %%
+def make_parallel(function, devices):
+    def parallel(*batches):
+        with tf.device(plan.host):
+            shards = [tf.split(batch, len(devices)) for batch in batches]
+            return tf.concat(on_each(function, devices, *shards), axis=0)
+
+    return parallel
+
+
+# %%
+by_hand = make_parallel(saliency, plan.devices)(images)
+print("the numbers of the helper:", np.allclose(by_hand, found, rtol=0, atol=1e-5))
+
+# %% [markdown]
+# This code runs operation by operation, and on cores it waits for one device before it calls the
+# next. `tf.function` makes a graph of the whole call, in which all devices work at the same time.
+# That is why `tf.function` is in the line to paste.
+#
+# ## Break it
+#
+# `saliency` has its tape inside. Suppose that the devices compute only the scores, and that one
+# tape goes around all of them. Write down where the backward pass will run:
+
+# %%
+def highest_scores(x):
+    return tf.reduce_max(model(x), axis=1)
+
+
+def tape_around(x):
+    with tf.device(plan.host):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            highest = towers.make_parallel(highest_scores, plan.devices)(x)
+        return tape.gradient(highest, x)
+
+
+# %%
+numbers, around = trace.function_step(tape_around, images)
+print("the same numbers:", np.allclose(numbers, found, rtol=0, atol=1e-5))
+show_products(around)
+
+# %% [markdown]
+# The numbers are right, but the host computed the whole backward pass, three products for each
+# shard. A tape remembers operations, not their devices. The backward pass runs in the block in
+# which `tape.gradient` is called: here that is the host's, and in `saliency` that of each device.
+# Here are both ways as they ran, with the bytes that crossed:
+
+# %% tags=["varies", "cover"]
+for title, step in {"One tape around all": around, "A tape on each": inside}.items():
+    charts.placement_map(step).set_title(title, loc="left")
+    plt.show()
+
+# %% [markdown]
+# A number in brackets counts operations. On the first device, those of `tower_1` read the weights
+# for the second. With one tape, the devices send the host what the backward pass needs, and the
+# first device sends it the weights, too. With a tape on each, they send the host only results.
+#
+# A gradient of the *weights* has no row for each image. Then the host takes the mean of the shards'
+# gradients instead of joining rows, as in [[07]].
+#
+# ## Was it faster?
+#
+# Several devices gain only if a call computes for longer than it copies. We time ten pairs of
+# calls, in which `.numpy()` waits for the result:
+
+# %%
+on_one = tf.function(towers.make_parallel(saliency, [first]))
+timing.compare(
+    lambda: on_all(images).numpy(), lambda: on_one(images).numpy(),
+    names=("on all", "on one"), repeats=10)  # fmt: skip
+
+# %% [markdown]
+# The brackets say how far off the ratio may be: far more pairs would give one inside of them, in
+# at least nine of ten cases. Above 1, all devices were faster than one. On two quiet cores they
+# are; if other programs use these cores, too, the ratio falls towards 1.
+#
+# | | `towers.make_parallel` |
+# |---|---|
+# | **Use it when** | your function treats each row of a batch by itself, with much work for each |
+# | **It costs** | at each call, weights go to the other devices, rows to all, and results back |
+# | **Instead** | to train or predict, [[01]]; for many calls with these weights, `strategy.run` |
+#
+# `strategy.run` ([[01]]) calls a function with a copy of the model on each device, so no weights
+# cross. In both ways, the function must not mix rows. With `training=True` BatchNormalization does,
+# because it takes the mean of its shard, and no error says so. `towers.make_parallel` refuses a
+# function that returns a single number, and a batch that does not divide, unless you pass
+# `uneven=True`.
+#
+# ## On GPUs
+#
+# Several GPUs pay if a call computes for longer than its weights and rows need to cross. A
+# ResNet-50 has 102 MB of weights; 256 photos take 154 MB, and so does their saliency. At 10 GB/s
+# all of this crosses in 41 ms. The saliency takes about 4 TFLOP, which keep a GPU of 15 TFLOP/s
+# busy for more than a quarter of a second. Operations outside every `tf.device` block go to the
+# first GPU, so name the host for what you cut and join.
+#
+# ## On your own
+#
+# **1.** Write `make_parallel_uneven(function, devices)`. It does what `make_parallel` does, with
+# any number of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6
+# and 5. The sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes.
+# Name the host for cutting and joining: the check puts unplaced operations on the first device, as
+# a GPU machine does.
+
+# %% tags=["exercise"]
+def make_parallel_uneven(function, devices):
+    return make_parallel(function, devices)
+
+
+checks.uneven(make_parallel_uneven)
+
+# %% tags=["solution"]
+def make_parallel_uneven(function, devices):
+    def parallel(*batches):
+        least, more = divmod(len(batches[0]), len(devices))
+        sizes = [least + 1] * more + [least] * (len(devices) - more)
+        with tf.device(plan.host):
+            shards = [tf.split(batch, sizes) for batch in batches]
+            return tf.concat(on_each(function, devices, *shards), axis=0)
+
+    return parallel
+
+
+checks.uneven(make_parallel_uneven)
+
+# %% [markdown]
+# **2.** `mean_map` returns the mean saliency of all images. It sends the saliency of every image to
+# the host, and takes their mean there. Write it so that each device sends the host one image of 784
+# numbers, and the result stays the same. Use this lesson's `make_parallel`, because
+# `towers.make_parallel` wants a row for each example.
+
+# %% tags=["exercise"]
+def mean_map(x):
+    return tf.reduce_mean(make_parallel(saliency, plan.devices)(x), axis=0)
+
+
+checks.mean_map(mean_map, saliency)
+
+# %% tags=["solution"]
+def mean_map(x):
+    def mean_of_shard(x):
+        return tf.reduce_mean(saliency(x), axis=0, keepdims=True)
+
+    return tf.reduce_mean(make_parallel(mean_of_shard, plan.devices)(x), axis=0)
+
+
+checks.mean_map(mean_map, saliency)
+
+# %% [markdown]
+# ## What we saw
+#
+# - One line ran a function around a model on all devices, and all 1,605,632 numbers were those of
+#   one device.
+# - Each device computed 3 matrix products forward and 3 backward, and a call sent 2,678,824 bytes
+#   of weights to the second device.
+# - With one tape around all devices, the host computed the whole backward pass: 6 products.
+#
+# ## In practice
+#
+# Put `towers.make_parallel(function, plan.devices)` inside `tf.function`, with the tape in your
+# function. Compare its numbers and its time once with those of one device.
+#
+# Next: [[next]].

@@ -1,0 +1,299 @@
+# %% [markdown]
+# # Train in towers
+#
+# You need a training step that `fit` does not have, and you want it on all devices. If you add up
+# their gradients instead of averaging them, the training changes, and no error says so.
+#
+# **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
+# is the step of one device, and count what it sends.
+#
+# ![The host averages the gradients of two devices, device 0 updates the weights, and both read
+# them in the next step.](pictures/07_two_towers.svg)
+#
+# With two devices, every weight moves as on one device, to a part in 10,000. For a compiled Keras
+# model, two lines do all of it:
+#
+# ```python
+# fit.use(model, plan)
+# model.fit(x, y)  # or model.train_on_batch(x, y), in a loop of your own
+# ```
+#
+# **You need** [[01]] and [[06]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+from functools import partial
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import fit, towers, trace
+from mgpu_helpers.lessons import averaging, digits, drawings
+from mgpu_helpers.lessons.checks import lesson_07 as checks
+
+layers = keras.layers
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+# %% [markdown]
+# We train a small convolutional network on 840 handwritten digits. All of them are one batch, so an
+# epoch is one step:
+
+# %%
+first = plan.devices[0]
+x, y = digits.load(840)
+
+
+def build(optimizer=None):
+    keras.utils.set_random_seed(9)
+    with tf.device(first):
+        convolution = partial(layers.Conv2D, padding="same", activation="relu")
+        stack = [convolution(32, 7), layers.MaxPool2D(4), convolution(16, 3), layers.Flatten()]
+        model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Dense(10)])
+        model.compile(optimizer or keras.optimizers.SGD(0.3), entropy)
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+# %%
+model = fit.use(build(), plan)
+history = model.fit(x, y, batch_size=840, epochs=5, shuffle=False, verbose=0).history
+print("losses of five steps:", np.round(history["loss"], 2))
+
+# %% [markdown]
+# The loss falls. Now we build such a step ourselves.
+#
+# ## By hand, with one weight
+#
+# In **data parallelism** each device gets a part of the batch, its **shard**, and computes the
+# gradient of that shard. This work of one device is a **tower**. The whole batch is the **global
+# batch**.
+#
+# The smallest model has one weight w. Our batch has 210 ones, 210 twos, 210 threes and 210 fours,
+# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx². Here it is for w = 1, first
+# for the batch and then for each shard:
+
+# %%
+def slope(x, w=1.0):
+    return tf.reduce_mean(2 * w * x**2)
+
+
+def mean(column):
+    return tf.add_n(column) / len(column)
+
+
+# %%
+numbers = tf.repeat([1.0, 2.0, 3.0, 4.0], 210)
+shards = tf.split(numbers, len(plan))
+print(f"global batch: {slope(numbers):.1f}")
+print("shards:      ", *(f"{slope(shard):.1f}" for shard in shards))
+print(f"their mean:   {mean([slope(shard) for shard in shards]):.1f}")
+
+# %% [markdown]
+# The mean of the shards' gradients is the gradient of the global batch. ([[01]] adds them up,
+# because `fit` divides each loss by the size of the global batch. That gives the same.)
+#
+# ## For any model
+#
+# `make_step` does the same for a Keras model. The host cuts the batch with `towers.split`, and
+# `towers.run` calls `tower` on each device with that device's shard. Each tower returns its loss
+# and a gradient for each weight. `zip` turns these lists into columns: one column holds the
+# gradients that all towers have for one weight.
+
+# %%
+def make_step(model, places, together=mean):
+    weights = model.trainable_variables
+
+    def tower(x, y):
+        with tf.GradientTape() as tape:
+            loss = entropy(y, model(x, training=True))
+        return [loss, *tape.gradient(loss, weights)]
+
+    @tf.function
+    def step(x, y):
+        shards = [towers.split(part, len(places)) for part in (x, y)]
+        losses, *columns = zip(*towers.run(tower, places, *shards))
+        with tf.device(plan.host):
+            loss, gradients = mean(losses), [together(column) for column in columns]
+        with tf.device(first):  # where the weights are
+            model.optimizer.apply(gradients, weights)
+        return loss
+
+    return step
+
+
+# %% [markdown]
+# ## The proof
+#
+# Plain SGD moves a weight by its gradient times the learning rate. So if a step moves every weight
+# as one device does, all of its gradients are right. `apart` compares two models after one step.
+# For each weight it takes the largest difference, as a part of the largest move:
+
+# %%
+def apart(ours, theirs):
+    columns = zip(start, ours.get_weights(), theirs.get_weights())
+    return max(np.abs(a - b).max() / np.abs(b - begin).max() for begin, a, b in columns)
+
+
+# %%
+one, by_hand, by_fit = build(), build(), fit.use(build(), plan)
+start = one.get_weights()
+step = make_step(by_hand, plan.devices)
+
+with tf.device(first):
+    one.train_on_batch(x, y)
+step(x, y)
+by_fit.train_on_batch(x, y)
+print("by hand, below 1e-4 from one device:", apart(by_hand, one) < 1e-4)
+print("fit.use, below 1e-4 from one device:", apart(by_fit, one) < 1e-4)
+
+# %% [markdown]
+# Both steps on all devices are the step of one device, apart from rounding. Here is the step by
+# hand as it ran on one device and on all, each time the fastest of three:
+
+# %% tags=["varies", "cover"]
+def shortest(step):
+    return min((trace.function_step(step, x, y)[1] for _ in range(3)), key=lambda t: t.length)
+
+
+traces = {"One device": shortest(make_step(one, [first])), "All devices": shortest(step)}
+drawings.steps(traces, line="all gradients are averaged", last=True)
+plt.show()
+
+# %% [markdown]
+# The towers compute their shards at the same time. At the black line the last gradient has been
+# averaged, so the slower tower decides when the update can begin.
+#
+# ## Break it
+#
+# Now we add up the gradients instead of averaging them, first with SGD and then with Adam:
+
+# %%
+def losses(together, optimizer):
+    step = make_step(build(optimizer), plan.devices, together)
+    return np.round([float(step(x, y)) for _ in range(5)], 2)
+
+
+for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
+    print(f"{kind.__name__:5} mean:", losses(mean, kind(rate)))
+    print(f"{kind.__name__:5} sum: ", losses(tf.add_n, kind(rate)))
+
+# %% [markdown]
+# With SGD the sum acts like a learning rate twice as large. You see the mistake only if you compare
+# it with one device. With Adam you do not see it at all, because Adam divides each gradient by its
+# usual size. The mistake shows when you clip the gradients or change the optimizer. So prove a step
+# of your own with SGD.
+#
+# ## What crosses
+#
+# When all devices end with the mean of their gradients, this is called an **all-reduce**. If one
+# device does the averaging, it sends the mean to every other one. In a **ring** no device has to
+# send that much. Each cuts its gradients into as many pieces as there are devices, and sends one
+# piece at a time to its neighbour. Below, device 0 starts with ones, device 1 with tens, and so on:
+#
+# ![Four devices in a ring, and what each holds after each of six
+# rounds.](pictures/07_ring_of_four.svg)
+#
+# In the first three rounds a device adds what it receives to its own piece. Then each device has
+# one finished sum, 1111: this half is a **reduce-scatter**. In the last three rounds the finished
+# sums go around: this half is an **all-gather**. We trace both ways, and count in vectors. A vector
+# is as long as all gradients together:
+
+# %%
+ways = {"first device": partial(averaging.central, middle=first), "ring": averaging.ring}
+length = build().count_params()
+print(f"a vector has {4 * length:,} bytes")
+for name, way in ways.items():
+    traffic, error = averaging.traffic(way, length)
+    most = max(out for _, out in traffic.values())
+    print(f"{name:12}  right to 1e-6: {error < 1e-6}  the busiest device sends {most:.2f} vectors")
+
+# %% [markdown]
+# With two devices the ring saves nothing. With more devices it does:
+#
+# | vectors that the busiest device sends | n devices | 2 | 4 | 8 |
+# |---|---|---|---|---|
+# | the first device averages | n - 1 | 1 | 3 | 7 |
+# | ring | 2 (n - 1) / n | 1 | 1.5 | 1.75 |
+#
+# | | `fit.use(model, plan)` |
+# |---|---|
+# | **Use it when** | a device computes for much longer than its weights and gradients travel |
+# | **It costs** | in each step the other devices read the weights and send their gradients |
+# | **Instead** | `fit.strategy`: each GPU updates a copy of its own, and only gradients cross |
+#
+# ## On GPUs
+#
+# Give each GPU a large shard: with a small one, operations take longer to start than to run, and a
+# second GPU gains nothing. If you have several physical GPUs, try `fit.strategy` first. There
+# NVIDIA's library NCCL does the all-reduce, often in a ring.
+#
+# ## On your own
+#
+# Under each exercise is its solution. JupyterLab keeps it closed until you click on it.
+#
+# **1.** If shards differ in size, their plain mean is wrong. Write
+# `weighted_average(tower_gradients, sizes)`, in which each shard counts by its size. Each tower has
+# a list of gradients, which are plain tensors.
+
+# %% tags=["exercise"]
+def weighted_average(tower_gradients, sizes):
+    return [mean(column) for column in zip(*tower_gradients)]
+
+
+checks.weighted_average(weighted_average)
+
+# %% tags=["solution"]
+def weighted_average(tower_gradients, sizes):
+    shares = [size / sum(sizes) for size in sizes]
+    return [sum(s * g for s, g in zip(shares, each)) for each in zip(*tower_gradients)]
+
+
+checks.weighted_average(weighted_average)
+
+# %% [markdown]
+# **2.** `make_step` sends gradients to the host as float32. Write `half_the_bytes(vectors)`: each
+# device sends its own vector to the host as float16, and the host adds these vectors as float32 and
+# returns the mean. The check reads the bytes from a trace. There, operations that you do not place
+# run on the first device.
+
+# %% tags=["exercise"]
+def half_the_bytes(vectors):
+    with tf.device(plan.host):
+        return tf.add_n(vectors) / len(vectors)
+
+
+checks.half_the_bytes(half_the_bytes)
+
+# %% tags=["solution"]
+def half_the_bytes(vectors):
+    small = []
+    for device, vector in zip(plan.devices, vectors):
+        with tf.device(device):
+            small.append(tf.cast(vector, tf.float16))
+    with tf.device(plan.host):
+        return tf.add_n([tf.cast(each, tf.float32) for each in small]) / len(vectors)
+
+
+checks.half_the_bytes(half_the_bytes)
+
+# %% [markdown]
+# ## What we saw
+#
+# - The gradients of two shards were 5.0 and 25.0. The gradient of the batch was their mean, 15.0.
+# - Both steps on all devices moved every weight as one device does, to 1e-4.
+# - SGD showed in its losses that a step added gradients, and Adam did not.
+#
+# ## In practice
+#
+# Use `fit.use(model, plan)`, with `fit` or with `train_on_batch`: both take batches of any size. If
+# you change the step itself, start from `make_step`. It needs shards of one size, it leaves out the
+# penalties of layers, and its BatchNormalization takes the statistics of one shard.
+#
+# Next: [[next]].

@@ -1,0 +1,265 @@
+# %% [markdown]
+# # Count memory
+#
+# A batch of 64 trains, and a batch of 256 ends in a `ResourceExhaustedError`. Would 128 have
+# fitted?
+#
+# **In this lesson** you say what a training step will hold, and the largest batch that fits, before
+# you train. Our small network has 18 kB of weights, and a step of it holds more than a thousand
+# times as much. Most of that is the outputs of the layers and the gradients of these outputs:
+#
+# ![Six columns: what is held while three layers run forward and back. The outputs of layers 1, 2
+# and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
+# the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/09_stack.svg)
+#
+# Each column is a moment of a step. In the **forward pass** each layer computes its output, and the
+# output has to stay, because the **backward pass** needs it again. The backward pass begins at the
+# last layer. At each layer it turns the gradient of the layer's output into the gradients of its
+# weights and of the output before it. After that, the layer's output and its gradient can go. The
+# highest column is the **peak**, which has to fit into the device.
+#
+# ## The lines to paste
+#
+# ```python
+# from mgpu_helpers import memory
+#
+# print(memory.predict(model, 256))  # what a step with a batch of 256 would hold
+# print(memory.fits(model, 8e9))  # the largest batch if 8 GB are free
+# ```
+#
+# `model` is your compiled Keras model. Both lines count from the graph of the step, and nothing is
+# trained.
+#
+# **You need** [[00]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import gc
+
+import keras
+import matplotlib.pyplot as plt
+import tensorflow as tf
+
+from mgpu_helpers import charts, memory, trace
+from mgpu_helpers.lessons import digits, drawings
+from mgpu_helpers.lessons.checks import lesson_09 as checks
+
+device, layers = plan.devices[0], keras.layers
+
+# %% [markdown]
+# ## Try it
+#
+# This network for handwritten digits has two convolutions, each followed by a pool:
+
+# %%
+def conv(name):
+    return layers.Conv2D(8, 3, padding="same", use_bias=False, activation="relu", name=name)
+
+
+with tf.device(device):
+    model = keras.Sequential([
+        keras.Input([28, 28, 1]), conv("conv1"), layers.MaxPool2D(name="pool1"), conv("conv2"),
+        layers.MaxPool2D(name="pool2"), layers.Flatten(), layers.Dense(10)])  # fmt: skip
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", entropy, jit_compile=False)
+
+# %% tags=["nbval-ignore-output"]
+predicted = memory.predict(model, 512)
+print(predicted)
+print("largest batch in 1 GB:", memory.fits(model, 1e9))
+
+# %% [markdown]
+# Nearly everything is **activations**. Here the outputs' gradients are counted among them.
+# **Slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients" are
+# those of the weights.
+#
+# The prediction has a range, because a real step may run its operations in another order.
+# `memory.fits` counts with its upper end.
+#
+# ## Is it true?
+#
+# A trace of a real step lists every tensor made and freed. Of three steps we take the one that held
+# least, because it ran in the picture's order. `scratch=False` leaves out what an operation borrows
+# only while it runs:
+
+# %%
+images, labels = digits.load(512)
+with tf.device(device):
+    steps = [trace.fit_step(model, (images, labels)) for _ in range(3)]
+step = min(steps, key=lambda each: each.peak(device, scratch=False))
+seen = step.peak(device, scratch=False)
+print("the peak is in the predicted range:", predicted.low < seen < predicted.high)
+
+# %% [markdown]
+# The peak is in the range. In the chart, each place to the right is one large tensor made or freed,
+# and names mark outputs:
+
+# %% tags=["varies", "cover"]
+drawings.within(charts.live_bytes(step, by="tensor"), predicted)
+plt.show()
+
+# %% [markdown]
+# Before the dashed line the curve climbs with each output. After it, each layer adds a gradient and
+# frees its own output. The peak comes near the end, because the first layers have the largest
+# outputs.
+#
+# ## It does not fit: what now
+#
+# Assume that two devices have 25 MB free each. `memory.plan` counts the step with each remedy, in
+# the order to try them. A `*` marks what fits, and the last column is the code to write:
+
+# %% tags=["nbval-ignore-output"]
+advice = memory.plan(model, batch=512, devices=2, budget=25e6)
+for way in advice.ways:
+    fits = "*" if way in advice.fitting else " "
+    print(f"{fits} {way.name:31}{memory.size_text(way.held):>8}  {way.write}")
+
+# %% [markdown]
+# The remedies that fit halve the activations: they take half of the batch at a time, or half of the
+# bytes for each number. Weights and slots, the "state", are too small here to matter. Take `fit`
+# from `mgpu_helpers`; [[10]] explains it.
+#
+# | | `memory.predict`, `fits` and `plan` |
+# |---|---|
+# | **Use them when** | a batch does not fit, or before you rent a GPU |
+# | **They cost** | from one second to some seconds |
+# | **Instead** | `memory.measure`, which traces two small batches |
+#
+# ## Proof: count it by hand
+#
+# By the picture, these are alive at the peak: the outputs of the first two layers and the gradients
+# of both. For each example, the output of `conv1` has 28 · 28 · 8 = 6272 numbers and the output of
+# `pool1` has 14 · 14 · 8 = 1568. Each number has 4 bytes. Are these the four largest tensors at the
+# traced peak?
+
+# %%
+largest = memory.at_peak(step, device, scratch=False)[:4]
+print("numbers for each example:", *[held.bytes // 512 // 4 for held in largest])
+print(f"by hand {512 * 4 * 2 * (6272 + 1568):,} bytes,", end=" ")
+print(f"traced {sum(held.bytes for held in largest):,}")
+
+# %% [markdown]
+# The count is right to the byte, and these four are nearly the whole peak. Weights and slots come
+# on top, because a trace counts only what the step makes.
+#
+# ## Break it
+#
+# If memory grows from step to step, a list often keeps too much. Two loops collect the losses of
+# their steps. One keeps numbers. The other keeps each loss with its tape, and a persistent tape
+# holds the outputs of its step:
+
+# %%
+def one_step():
+    with tf.device(device), tf.GradientTape(persistent=True) as tape:
+        loss = entropy(labels, model(images, training=True))
+    tape.gradient(loss, model.trainable_weights)
+    return loss, tape
+
+
+def numbers_only(steps):
+    return [float(one_step()[0]) for _ in range(steps)]
+
+
+def losses_and_tapes(steps):
+    return [one_step() for _ in range(steps)]
+
+# %% [markdown]
+# Write down what you expect of the second loop. `memory.Monitor` watches what the process holds:
+
+# %% tags=["varies"]
+numbers_only(1)  # warm up
+with memory.Monitor(every=0.01) as monitor:
+    for train in (numbers_only, losses_and_tapes):
+        with monitor.phase(train.__name__):
+            history = train(8)
+charts.monitor(monitor)
+plt.show()
+
+# %% [markdown]
+# The numbers take next to no memory. With the tapes the curve climbs in every step, until the list
+# is dropped or memory runs out. On a GPU look at the curve of `/GPU:0`, "handed out". How many
+# tapes are still alive?
+
+# %%
+gc.collect()
+alive = sum(type(each) is tf.GradientTape for each in gc.get_objects())
+print(alive, "tapes are alive after", len(history), "steps")
+
+# %% [markdown]
+# Every step left its tape, and no error says so.
+#
+# ## On GPUs
+#
+# > Keras compiles `fit` with XLA on a GPU, and then a step has another peak. The count holds only
+# > with `jit_compile=False`, as here. Leave a tenth of the GPU free, because the CUDA context and
+# > the workspaces of its libraries, a few hundred megabytes, are not counted. The first step may
+# > hold far more for a moment.
+#
+# ## On your own
+#
+# **1.** Count layers from 0 here. Layer `i` of a network keeps `kept[i]` float32 numbers of each
+# example. While the backward pass is at layer `i`, these are alive: the outputs of the layers 0 to
+# `i`, the gradient of output `i` and the gradient of output `i - 1`. Layer 0 has no output before
+# it. Write `peak`, which returns the bytes of the moment that holds most. With the sizes of `conv1`
+# and `pool1`, `peak([6272, 1568], 512)` is 32,112,640.
+
+# %% tags=["exercise"]
+def peak(kept, batch):
+    return 0
+
+
+checks.peak_of_a_stack(peak)
+
+# %% tags=["solution"]
+def peak(kept, batch):
+    before = [0, *kept[:-1]]
+    moments = [sum(kept[: i + 1]) + kept[i] + before[i] for i in range(len(kept))]
+    return 4 * batch * max(moments)
+
+
+checks.peak_of_a_stack(peak)
+
+# %% [markdown]
+# **2.** `train(step, steps)` calls `step()`, which returns a loss and its tape. Change `train` so
+# that it returns the losses as a list of numbers, and so that no tape of an earlier step is alive
+# when the next step begins.
+
+# %% tags=["exercise"]
+def train(step, steps):
+    return [step() for _ in range(steps)]
+
+
+checks.lets_go(train)
+
+# %% tags=["solution"]
+def train(step, steps):
+    losses = []
+    for _ in range(steps):
+        loss, tape = step()
+        losses.append(float(loss))
+        del tape  # or it would live until the next step has made another
+    return losses
+
+
+checks.lets_go(train)
+
+# %% [markdown]
+# ## What we saw
+#
+# - `memory.predict` said what a step would hold without a run, and the traced peak was in its
+#   range.
+# - The four largest tensors at the peak held the 32,112,640 bytes that we had counted by hand.
+# - A list that kept tapes grew with every step: 8 tapes were alive after 8 steps.
+#
+# ## In practice
+#
+# Count with `memory.predict` before you train, and take the first line of `memory.plan` that fits.
+# If activations are nearly everything, take a smaller batch; if weights and slots are, change the
+# optimizer. If your inputs have different lengths, count with the longest.
+#
+# Next: [[next]].

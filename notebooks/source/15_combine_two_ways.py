@@ -1,0 +1,329 @@
+# %% [markdown]
+# # Combine two ways
+#
+# Your model needs two GPUs, because one cannot hold it. You have four, and two of them should not
+# be idle.
+#
+# **In this lesson** one line arranges four devices in two rows, each row has the whole model in two
+# stages, and the rows share the batch.
+#
+# ![Four devices in a grid. Along a row activations go to the second stage and their gradients come
+# back. Between the rows weights go down and their gradients come up.](pictures/15_grid.svg)
+#
+# In a step of our network, 2.1 MB cross within the rows and 10.1 MB between them. These sums say
+# where the fast link belongs. With four devices, the line of [[12]] is enough:
+#
+# ```python
+# model = fit.use(model, plan, stages=2)  # four devices make two rows of two
+# model.fit(images, labels)
+# ```
+#
+# **You need** [[07]] and [[12]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(4, exact=True)
+plan
+
+# %%
+import textwrap
+
+import keras
+import matplotlib.pyplot as plt
+import tensorflow as tf
+
+from mgpu_helpers import charts, fit, memory, trace
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.checks import lesson_15 as checks
+from mgpu_helpers.lessons.state import apart, at_rest
+
+layers = keras.layers
+images, labels = digits.load(1024)
+images = images.reshape(1024, 784)
+
+# %% [markdown]
+# ## See four devices work
+#
+# The network has two residual blocks, as in [[14]], with 5 MB of weights:
+
+# %%
+def build():
+    keras.utils.set_random_seed(0)
+    image = keras.Input([784])
+    x = layers.Dense(256, name="stem")(image)
+    for i in range(2):
+        y = layers.LayerNormalization(name=f"norm_{i}")(x)
+        y = layers.Dense(1024, "relu", name=f"up_{i}")(y)
+        x = layers.Add(name=f"sum_{i}")([x, layers.Dense(256, name=f"down_{i}")(y)])
+    model = keras.Model(image, layers.Dense(10, name="scores")(x))
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.01), entropy, jit_compile=False)
+    return model
+
+
+def use(**options):
+    with tf.device(plan.host):
+        return fit.use(build(), plan, **options)
+
+# %%
+model = use(stages=2)
+print(*fit.layout(model).rows, sep="\n")
+
+# %% [markdown]
+# Rows that share the batch are **data parallelism**, stages are **model parallelism**, and such a
+# grid is called a **device mesh**. In this traced step, dark boxes go forward and pale ones back:
+
+# %% tags=["varies", "cover"]
+with tf.device(plan.host):  # prepares the batch
+    step = trace.fit_step(model, (images, labels))
+charts.pipeline(step).set_title("Two rows of two stages: forward dark, backward pale", loc="left")
+plt.show()
+
+# %% [markdown]
+# All four devices work. Each row takes its half of the batch through both stages and back. The rows
+# meet at the loss, which the first row computes for the whole batch, and when gradients are added
+# up. (If four devices share fewer cores, the times and gaps say nothing about GPUs.)
+#
+# Where are the weights?
+
+# %%
+for device, size in at_rest(model.weights).items():
+    print(f"{device}  {size:9,} bytes of weights")
+
+# %% [markdown]
+# They are in the first row only. In each step the second row reads them there and sends their
+# gradients back. If you add `state="owners"`, the rows share out weights and slots, as in [[11]].
+#
+# ## By hand
+#
+# The first stage multiplies by `a`, which is 2, and the second by `b`, which is 3. The batch is 1,
+# 2, 3 and 4, with a mean of 2.5, and the loss is the mean of the outputs. So the gradient of `a`
+# has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5. Here each row has a copy of both weights:
+
+# %%
+grid = [plan.devices[:2], plan.devices[2:4]]
+shares = tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])
+
+
+def weights():
+    pairs = []
+    for front, rear in grid:
+        with tf.device(front):
+            a = tf.Variable(2.0)
+        with tf.device(rear):
+            b = tf.Variable(3.0)
+        pairs.append((a, b))
+    return pairs
+
+# %% [markdown]
+# Within a row it goes as in [[12]]: each stage has its own tape, and the gradient of `middle` comes
+# back. The loss of a row is its part of the mean, so its sum is divided by the whole batch, 4:
+
+# %%
+def gradients(row, pair, x):
+    (front, rear), (a, b) = row, pair
+    with tf.device(front), tf.GradientTape() as front_tape:
+        middle = a * x
+    with tf.device(rear):
+        with tf.GradientTape() as rear_tape:
+            rear_tape.watch(middle)
+            loss = tf.reduce_sum(b * middle) / 4
+        of_b, of_middle = rear_tape.gradient(loss, [b, middle])
+    with tf.device(front):
+        return loss, front_tape.gradient(middle, a, of_middle), of_b
+
+# %% [markdown]
+# Between the rows, the gradients of each stage are added up. Every copy moves by the same sum:
+
+# %%
+def take_step(pairs, added=("a", "b")):
+    losses, *found = zip(*map(gradients, grid, pairs, shares))
+    for i, name in enumerate("ab"):
+        for row, pair, own in zip(grid, pairs, found[i]):
+            with tf.device(row[i]):
+                pair[i].assign_sub(0.1 * (tf.add_n(found[i]) if name in added else own))
+    return sum(loss.numpy() for loss in losses), found
+
+
+pairs = weights()
+for name, (one, other) in zip("ab", take_step(pairs)[1]):
+    print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
+
+# %% [markdown]
+# The gradients of the rows add up to those of the whole batch. What is added up is always on
+# devices with the same stage.
+#
+# ## Proof
+#
+# Two steps of `fit` are compared with one device, in float64, where rounding hides no mistake. The
+# batches of 99 and 51 images do not divide by two. Beside stages we try rows whose devices have
+# parts of every large layer ([[14]]):
+
+# %%
+cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
+ways = {"stages": {"stages": 2}, "parts of layers": cut}
+
+
+def trained(model):
+    model.fit(images[:150], labels[:150], batch_size=99, shuffle=False, verbose=0)
+    return model.get_weights()
+
+# %%
+keras.config.set_floatx("float64")
+keras.config.set_dtype_policy("float64")
+with tf.device(plan.devices[0]):
+    begin, of_one = build().get_weights(), trained(build())
+for name, options in ways.items():
+    close = apart(trained(use(**options)), of_one) < 1e-12
+    print(f"{name}: less than 1e-12 from one device: {close}")
+print("training moved the weights by more than 0.001:", apart(begin, of_one) > 0.001)
+keras.config.set_floatx("float32")
+keras.config.set_dtype_policy("float32")
+
+# %% [markdown]
+# ## What crosses
+#
+# `crossed` adds up the bytes of a traced step, within rows and between them:
+
+# %%
+def crossed(model, batch):
+    row_of = {device: i for i, row in enumerate(fit.layout(model).rows) for device in row}
+    with tf.device(plan.host):
+        step = trace.fit_step(model, (images[:batch], labels[:batch]))
+    within = between = 0
+    for (source, target), size in step.bytes_between().items():
+        if plan.host not in (source, target):
+            if row_of[source] == row_of[target]:
+                within += size
+            else:
+                between += size
+    return f"{within:10,} within rows {between:11,} between rows"
+
+# %%
+for name, options in ways.items():
+    for batch in [512, 1024]:
+        print(f"{name:16} batch {batch:4} {crossed(use(**options), batch)}")
+print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} bytes")
+
+# %% [markdown]
+# **Within the rows activations cross, and they grow with the batch.** At the cut each image has 256
+# numbers of 4 bytes, and their gradients come back. Parts of layers send four times as much.
+#
+# **Between the rows gradients cross, as large as the weights.** Here the second row also reads the
+# weights. The rest are the scores of its images, 10 each, which go to the first row for the loss,
+# and their gradients.
+#
+# So the fast link belongs to the larger sum. Here, with stages, it crosses between the rows. With
+# parts of layers and a batch of 2048, it would cross within them, 16.8 MB.
+#
+# ## Ask first
+#
+# `memory.plan` proposes rows too, and counts both sums. Here are its ways for four devices, and
+# about what the fullest device would hold:
+
+# %% tags=["nbval-ignore-output"]
+with tf.device(plan.host):
+    advice = memory.plan(build(), 1024, devices=4)
+for way in advice.ways:
+    if len(way.layout.devices) > 1:
+        print(f"{way.name:40}{memory.size_text(way.held):>8}  {way.write}")
+
+# %%
+print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
+
+# %% [markdown]
+# On two machines with two GPUs each, every machine is a row. Call `fit.strategy()` before the first
+# tensor, keep the line, and start the script with `mgpu cluster` ([[21]]). Each machine then has
+# [all weights and updates them itself](../docs/layouts.md#within-each-machine), so gradients
+# cross between the machines, and no weights.
+#
+# ## Break it
+#
+# Suppose that your loop forgets one sum: the gradients of `a` are added up, but each row updates
+# `b` by its own. Write down what you expect of the loss and of the weights:
+
+# %%
+for name, added in {"both sums": "ab", "only a": "a"}.items():
+    pairs = weights()
+    loss, _ = take_step(pairs, added)
+    after = [f"a {a.numpy():.2f}, b {b.numpy():.2f}" for a, b in pairs]
+    print(f"{name}: loss {loss:.2f}, then {take_step(pairs, added)[0]:.2f}")
+    print(*(f"  row {i} after a step: {each}" for i, each in enumerate(after)), sep="\n")
+
+# %% [markdown]
+# The loss falls in both cases, and no error says that the rows now train two models. So compare the
+# weights of all rows after a step. (`fit.use` has only one copy in a process.)
+#
+# | | |
+# |---|---|
+# | **Use it when** | a model needs some of your devices, and you have a multiple of them |
+# | **It costs** | what crosses within the rows, and between them weights and gradients |
+# | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
+# | **With it** | `pieces=4` keeps both stages of a row busy ([[13]]) |
+#
+# ## On GPUs
+#
+# `nvidia-smi topo -m` prints which GPUs NVLink connects. The devices of a row are neighbours in
+# `plan.devices`. To put the columns on the fast links, give `fit.use` a list of the devices in
+# another order instead of the plan.
+#
+# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines three ways: parts of layers within a
+# server, stages across servers, and rows for the batch. In `fit.use` a row has stages or parts of
+# layers, not both.
+#
+# ## On your own
+#
+# **1.** A server has two fast links, each between the two devices of a pair. `pairs` lists both
+# pairs. `within` and `between` are the bytes that cross within and between rows. Write `in_order`,
+# which returns the list of four devices for `fit.use(model, …, stages=2)`, so that the larger sum
+# crosses the fast links.
+
+# %% tags=["exercise"]
+def in_order(pairs, within, between):
+    return [*pairs[0], *pairs[1]]
+
+
+checks.in_order(in_order)
+
+# %% tags=["solution"]
+def in_order(pairs, within, between):
+    (a, b), (c, d) = pairs
+    return [a, b, c, d] if within > between else [a, c, b, d]
+
+
+checks.in_order(in_order)
+
+# %% [markdown]
+# **2.** Write `crossing`, which returns two numbers of bytes, within rows and between rows, for a
+# step of a model in two stages. All weights have `weights` bytes, an example has `cut` bytes at the
+# cut, and `rows` rows share `batch` examples. The first row has the weights, the others read them
+# there, and scores do not count.
+
+# %% tags=["exercise"]
+def crossing(weights, cut, batch, rows):
+    return 0, 0
+
+
+checks.crossing(crossing)
+
+# %% tags=["solution"]
+def crossing(weights, cut, batch, rows):
+    return 2 * batch * cut, 2 * weights * (rows - 1)
+
+
+checks.crossing(crossing)
+
+# %% [markdown]
+# ## What we saw
+#
+# - In float64, two rows of two devices trained the weights of one device, to 1e-12.
+# - The gradients of two rows added up to those of the batch, 7.5 and 5.0.
+# - With a batch of 1024, 2,097,152 bytes crossed within rows of stages, and 10,086,480 between.
+#
+# ## In practice
+#
+# Give the model as few devices as hold it, and the rest of them to more rows. Read both sums in
+# `memory.plan`, and choose the order of the devices by them.
+#
+# Next: [[next]].

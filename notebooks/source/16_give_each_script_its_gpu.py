@@ -1,0 +1,268 @@
+# %% [markdown]
+# # Give each script its GPU
+#
+# You have two trainings and a machine with four GPUs. You start both scripts, and both go to the
+# first GPU: one of them finds no memory there and dies, and three GPUs stay idle.
+#
+# **In this lesson** several scripts train side by side, each on a GPU of its own, and a failure in
+# one of them leaves the others alone.
+#
+# ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
+# Right: a.py works on GPU 0, b.py on GPU 1.](pictures/16_landing.svg)
+#
+# Left to itself, a TensorFlow process takes nearly all the memory of every GPU ([[05]]) and
+# computes on the first one. On the right, each script sees one GPU only. Both scripts then train
+# side by side, and each writes the same bytes as if it had trained alone. In a terminal, one line
+# is enough:
+#
+# ```shell
+# mgpu run "scripts/train.py --width 16" "scripts/train.py --width 32"
+# ```
+#
+# `mgpu run` is a **runner**: it starts a script on each free GPU, lets the others wait in a queue,
+# and sends what a script prints to a log.
+#
+# **You need** [[00]].
+
+# %%
+import os
+
+from mgpu_helpers import devices, jobs
+
+if len(jobs.allowed()[1]) < 2:  # with fewer than two GPUs, cores stand in
+    os.environ["MGPU_MODE"] = "cores"
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from mgpu_helpers import charts
+from mgpu_helpers.lessons.checks import lesson_16 as checks
+from mgpu_helpers.lessons.pretend import pretend_server
+
+# %% [markdown]
+# ## Try it
+#
+# [train.py](scripts/train.py) is a plain Keras script, which names no device. `jobs.run` does in
+# Python what `mgpu run` does in a terminal. If there are not two GPUs, cores of the processor stand
+# in for them. A narrow and a wide network train at the same time:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+widths = {"narrow": 16, "wide": 32}
+
+
+def train(*names, to, devices=None):
+    script = [sys.executable, "scripts/train.py", "--epochs=1"]
+    each = [[f"--width={widths[name]}", f"--output={folder / to / name}"] for name in names]
+    commands = [[*script, *arguments] for arguments in each]
+    return jobs.run(commands, names=names, devices=devices, logs=folder / to, progress=False)
+
+
+# %%
+two = train("narrow", "wide", to="together")
+for job in two:
+    print(job.name, job.status)
+
+# %% tags=["varies", "cover", "nbval-ignore-output"]
+charts.jobs(two)
+plt.show()
+
+# %% [markdown]
+# Each bar is a script from start to end, with the start of Python and TensorFlow. The two scripts
+# ran at the same time, each on a device of its own.
+#
+# ## Proof
+#
+# The wide network trained beside the narrow one. Now it trains alone, on the device that the narrow
+# one had. Each time the script wrote its losses and a hash of its weights to a file:
+
+# %%
+alone = train("wide", to="alone", devices=two[0].devices)
+files = [folder / way / "wide" / "train.json" for way in ("together", "alone")]
+print("equal files:", files[0].read_bytes() == files[1].read_bytes())
+
+# %% [markdown]
+# The files are equal, byte for byte. So neither the neighbour nor the other device changed a loss
+# or a weight.
+#
+# ## By hand
+#
+# TensorFlow reaches GPUs through CUDA, and CUDA shows a program only the GPUs that the variable
+# `CUDA_VISIBLE_DEVICES` names. If you write a variable in front of a command, it is set for that
+# command alone. So this recipe gives two scripts a GPU each:
+#
+# ```shell
+# export CUDA_DEVICE_ORDER=PCI_BUS_ID
+# CUDA_VISIBLE_DEVICES=0 python a.py > a.log 2>&1 & a=$!
+# CUDA_VISIBLE_DEVICES=1 python b.py > b.log 2>&1 & b=$!
+# wait $a; echo "a: $?"; wait $b; echo "b: $?"
+# ```
+#
+# The first line makes CUDA number the GPUs as `nvidia-smi` does. `> a.log 2>&1` sends what a script
+# prints to a file. `&` starts the script in the background, and `$!` is the number of its process.
+# `wait $a` waits until that process ends, and `$?` is its exit status, which is 0 for success.
+#
+# For cores, the command `taskset` does what the variable does for GPUs. The program `look` prints
+# what it may use. It runs once without any words in front, and once for each of two devices:
+
+# %% tags=["nbval-ignore-output"]
+kind, allowed = jobs.allowed()
+look = [sys.executable, "-c", "from mgpu_helpers import jobs; print(*jobs.allowed())"]
+
+
+def on(device):
+    if kind == "GPU":
+        return ["env", f"CUDA_VISIBLE_DEVICES={device}"]
+    # macOS has no taskset
+    return ["taskset", "--cpu-list", str(device)] if shutil.which("taskset") else []
+
+
+for words in ([], on(allowed[0]), on(allowed[-1])):
+    done = subprocess.run([*words, *look], capture_output=True, text=True)
+    print(*words, "look:", done.stdout, end="")
+
+# %% [markdown]
+# Without words in front, the program may use every device. With them, it may use one.
+#
+# ## Break it
+#
+# Two commands run in the shell: `false` always fails, and `true` never does. First the shell waits
+# for both with a plain `wait`, and then for each of them, as in the recipe. Write down which exit
+# status you expect after the plain `wait`:
+
+# %%
+for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
+    shell = subprocess.run(f"false & a=$!; true & b=$!; {end}", shell=True, capture_output=True)
+    print(f"{end:42}", *shell.stdout.decode().splitlines(), sep="  ")
+
+# %% [markdown]
+# After a plain `wait` the exit status is 0, and nobody learns of the failure. A runner reports
+# every job. Here are five jobs on two devices. One fails, one hangs, and one is killed:
+
+# %%
+programs = {
+    "fails": "import time; time.sleep(0.4); raise SystemExit('no such file: digits.npz')",
+    "hangs": "import time; time.sleep(600)",
+    "killed": "import os, signal, time; time.sleep(0.4); os.kill(os.getpid(), signal.SIGKILL)",
+    "long": "import time; time.sleep(0.6); print('ok')",
+    "last": "print('ok')",
+}
+commands = [[sys.executable, "-c", program] for program in programs.values()]
+queue = jobs.run(commands, names=programs, devices=allowed[:2], time_limit=1.5,
+                 logs=folder / "five", progress=False)  # fmt: skip
+for job in queue:
+    print(f"{job.name:8} {job.status:10} {job.returncode:4}  {job.tail}")
+
+# %% tags=["varies", "nbval-ignore-output"]
+charts.jobs(queue)
+plt.show()
+
+# %% [markdown]
+# The hatched jobs did not end well, and the other two did. The last column is what a job printed
+# last; for `fails` it names the cause. A negative exit status is the number of a signal. The runner
+# sent 15, SIGTERM, when the time limit was over. Signal 9 is SIGKILL, which Linux also sends when
+# the host runs out of memory. `mgpu run` itself ends with exit status 1 if any job has failed.
+#
+# | | `mgpu run`, `jobs.run` |
+# |---|---|
+# | **Use them when** | each training fits on one GPU, and you have several |
+# | **They cost** | a start of Python and TensorFlow for each script, in seconds and in memory |
+# | **Instead** | [[18]] for small models in one process; [[01]] for one training on all GPUs |
+#
+# ## On a shared server
+#
+# Before each job the runner asks the driver who uses the GPUs. It leaves alone every GPU on which
+# others compute, or of which less than a tenth of the memory is free. On this pretended server with
+# four GPUs of 80 GiB, other users hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
+
+# %% tags=["nbval-ignore-output"]
+tell = [sys.executable, "-c", "import os; print('GPU', os.environ['CUDA_VISIBLE_DEVICES'])"]
+with pretend_server(used={0: 79, 1: 4}):
+    shared = jobs.run([tell, tell], names=["a", "b"], logs=folder / "shared")
+
+# %% [markdown]
+# The runner says which GPUs it leaves alone, and why. The jobs got the two others. If all were in
+# use, the jobs would wait. A job also locks its GPU, so that two runners cannot take the same one.
+#
+# ## On GPUs
+#
+# `CUDA_VISIBLE_DEVICES` may name several GPUs. Inside the process they get new numbers from 0, in
+# the order of the list:
+#
+# ![Four GPUs, numbered 0 to 3 outside. With CUDA_VISIBLE_DEVICES=2,0 a process sees two: GPU 2 as
+# /GPU:0, and GPU 0 as /GPU:1.](pictures/16_numbers.svg)
+#
+# A script and its logs speak of the inner number, `nvidia-smi` of the outer one. CUDA reads the
+# variable when TensorFlow first asks for GPUs. If you set it later, it has no effect, and no error
+# says so.
+#
+# Some operations add in a changing order on a GPU. `train.py` calls
+# `tf.config.experimental.enable_op_determinism()`, which fixes the order. Each job starts a thread
+# for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four.
+# With `--devices-each 2` each job gets two GPUs.
+#
+# ## On your own
+#
+# **1.** A script was started with `CUDA_VISIBLE_DEVICES` and says that it trains on `/GPU:1`. Write
+# `outside(visible, device)`, which returns nvidia-smi's number of that GPU. `CUDA_DEVICE_ORDER` is
+# PCI_BUS_ID. `outside("3,0", "/GPU:1")` is 0.
+
+# %% tags=["exercise"]
+def outside(visible, device):
+    return int(device[-1])
+
+
+checks.outside(outside)
+
+# %% tags=["solution"]
+def outside(visible, device):
+    inside = int(device.rpartition(":")[2])
+    return int(visible.split(",")[inside])
+
+
+checks.outside(outside)
+
+# %% [markdown]
+# **2.** Write `environment(device)`, which returns the environment for a child process that may see
+# only GPU `device`, in nvidia-smi's numbering. The notebook's own environment must not change.
+
+# %% tags=["exercise"]
+def environment(device):
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+    return os.environ
+
+
+checks.environment(environment)
+
+# %% tags=["solution"]
+def environment(device):
+    return os.environ | {
+        "CUDA_VISIBLE_DEVICES": str(device),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+checks.environment(environment)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Two scripts trained side by side on different devices, and one of them wrote the same bytes when
+#   it trained alone.
+# - After a plain `wait` the shell's exit status was 0, although a command had failed.
+# - Of five jobs the runner named the three that ended badly, and the other two ran to their end.
+#
+# ## In practice
+#
+# Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, the recipe is
+# enough. `mgpu` alone prints which number is which GPU, and which are in use.
+#
+# Next: [[next]].

@@ -1,0 +1,313 @@
+# %% [markdown]
+# # Sweep
+#
+# You look for the best learning rate in a loop, which tries one setting after the other on one of
+# your four GPUs. At night the machine restarts during the seventh setting, and in the morning you
+# begin again with the first.
+#
+# **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
+# gives a table in which you find the best.
+#
+# ![Two starts of six jobs. In the first, three are done and three fail. The second skips what is
+# done and runs the others. A file keeps how each job ended.](pictures/17_again.svg)
+#
+# A **sweep** has a job for each combination of the settings, here six. Three of them failed,
+# because a file was missing. The same line, started again, ran only these three. Your script has to
+# take its settings as arguments and print its result as a line of JSON:
+#
+# ```python
+# import argparse
+# import json
+#
+# parser = argparse.ArgumentParser()
+# parser.add_argument("--lr", type=float, default=0.1)
+# parser.add_argument("--data", default="small")
+# options = parser.parse_args()
+# ...  # build and train with options.lr and options.data
+# print(json.dumps({"loss": float(loss), "accuracy": float(accuracy)}))
+# ```
+#
+# Then this line, in a terminal, runs the sweep:
+#
+# ```shell
+# mgpu run train.py --grid lr=0.1,0.3,1 data=small,large --skip-done
+# ```
+#
+# **You need** [[16]].
+
+# %%
+import os
+
+from mgpu_helpers import devices, jobs
+
+if len(jobs.allowed()[1]) < 2:  # with fewer than two GPUs, cores stand in
+    os.environ["MGPU_MODE"] = "cores"
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.checks import lesson_17 as checks
+
+# %% [markdown]
+# ## A script to sweep
+#
+# Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that
+# a job takes a part of a second. A Keras script such as [train.py](scripts/train.py) of [[16]] is
+# swept in the same way. The digits come from files:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+script = folder / "softmax.py"
+
+
+def save(name, **options):
+    images, labels = digits.load(**options)
+    np.savez(folder / f"{name}.npz", x=images.reshape(len(images), -1), y=labels)
+
+
+save("unseen", test=True)
+save("small", n=100)
+
+# %%
+script.write_text("""
+import argparse, json
+import numpy as np
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--data", default="small")
+options = parser.parse_args()
+data, unseen = np.load(options.data + ".npz"), np.load("unseen.npz")
+x, y, weights = data["x"], np.eye(10)[data["y"]], np.zeros([784, 10])
+def guess(x):
+    shares = np.exp(x @ weights)
+    return shares / shares.sum(1, keepdims=True)
+for _ in range(20):
+    weights -= options.lr * x.T @ (guess(x) - y) / len(x)
+loss = -np.log(guess(x)[y == 1]).mean()
+accuracy = np.mean(guess(unseen["x"]).argmax(1) == unseen["y"])
+print(json.dumps({"loss": round(loss, 3), "accuracy": round(accuracy, 3)}))
+""")
+alone = [sys.executable, script, "--lr=0.3"]
+print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
+
+# %% [markdown]
+# Run alone, the script prints one line of JSON.
+#
+# ## Try it
+#
+# The function `mgpu` runs a line as a terminal does. It prints what the runner says, up to the end
+# of the table, and the exit status. One of the two data sets, `large`, is still missing:
+
+# %%
+def mgpu(line):
+    command = [sys.executable, "-m", "mgpu_helpers", *line.split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    print(*done.stdout.split("\n\n")[:2], f"exit status {done.returncode}", sep="\n\n")
+
+
+sweep = "run softmax.py --grid lr=0.1,0.3,1 data=small,large --skip-done"
+
+# %% tags=["nbval-ignore-output"]
+mgpu(sweep)
+
+# %%
+print((folder / "logs" / "02_lr=0.1,data=large.log").read_text().splitlines()[-1])
+
+# %% [markdown]
+# Each job is named after its settings and runs on the next free device. Three jobs failed, and the
+# others went on. The end of a failed job's log names the cause. The exit status is 1, so a batch
+# script can notice the failure. Now we save the missing file and start the same line again:
+
+# %% tags=["nbval-ignore-output"]
+save("large", n=1000)
+mgpu(sweep)
+
+# %% [markdown]
+# The jobs that were done were skipped, and the failed ones ran again. The line also goes on after
+# Ctrl-C or a crash, and a job that was cut off begins again. If you add a value to the line, only
+# the new jobs run.
+#
+# When a job starts, and when it ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read`
+# returns the lines of ended jobs. The chart shows the accuracy on unseen digits:
+
+# %%
+def read(logs):
+    lines = (folder / logs / "jobs.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["status"] != "running"]
+
+
+# %% tags=["cover"]
+done = {row["name"]: row["result_accuracy"] for row in read("logs") if row["status"] == "done"}
+print("the best:", max(done, key=done.get))
+rates, (figure, ax) = [0.1, 0.3, 1], plt.subplots(figsize=(5.2, 3.2))
+for data, style in [("small", "o-"), ("large", "s--")]:
+    ax.plot(rates, [100 * done[f"lr={rate},data={data}"] for rate in rates], style, label=data)
+ax.set(xscale="log", xlabel="learning rate", ylabel="right answers, %", ylim=(70, 100))
+ax.set_xticks(rates, rates)
+ax.minorticks_off()
+ax.legend(title="data")
+ax.set_title("Accuracy by learning rate and data", loc="left")
+plt.show()
+
+# %% [markdown]
+# With both data sets the best rate, 0.3, is between two that are worse. If the best value is at the
+# edge of a grid, add a value beyond it.
+#
+# ## By hand
+#
+# `jobs.grid` makes every combination of the values, as two nested loops do:
+
+# %%
+by_hand = [[f"--lr={lr}", f"--data={data}"] for lr in (0.1, 0.3, 1) for data in ("small", "large")]
+grid = jobs.grid(lr=[0.1, 0.3, 1], data=["small", "large"])
+print("the same:", [*grid.values()] == by_hand)
+print(by_hand[0])
+
+# %% [markdown]
+# In Python, `jobs.run(commands, names=grid, skip_done=True)` runs commands with such arguments.
+#
+# ## Proof
+#
+# A continued sweep has to give the results of an unbroken one, and must not do anything twice. Here
+# is the same grid in another folder, without a failure:
+
+# %% tags=["nbval-ignore-output"]
+mgpu("run softmax.py --grid lr=0.1,0.3,1 data=small,large --logs once")
+
+# %%
+def results(logs):
+    return {row["name"]: row["result_loss"] for row in read(logs) if row["status"] == "done"}
+
+
+print("equal results:", results("logs") == results("once"))
+print(*sorted(Counter(row["status"] for row in read("logs")).items()))
+
+# %% [markdown]
+# The six losses are equal. The continued sweep has six rows of jobs that are done, and three of the
+# failures, so nothing was done twice.
+#
+# ## Break it
+#
+# We edit the script, so that it takes 100 steps instead of 20. Write down how many of the six jobs
+# you expect to run when we start the line again:
+
+# %% tags=["nbval-ignore-output"]
+script.write_text(script.read_text().replace("range(20)", "range(100)"))
+mgpu(sweep)
+
+# %% [markdown]
+# None ran, and the table still has the results of 20 steps. No error says so, because the runner
+# compares only a command's words and its folder. To find out, compare the start of each job with
+# the last change of the script:
+
+# %%
+changed = script.stat().st_mtime
+begun = [row["started_at"] for row in read("logs") if row["status"] == "done"]
+starts = [datetime.fromisoformat(each).timestamp() for each in begun]
+print(sum(start < changed for start in starts), "of", len(starts), "are older than the script")
+
+# %% [markdown]
+# After each change of a script, begin a new folder with `--logs v2`.
+#
+# | | `mgpu run SCRIPT --grid` |
+# |---|---|
+# | **Use it when** | you compare settings, and each training fits on one GPU |
+# | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
+# | **Instead** | KerasTuner or Optuna, if earlier results should choose the next setting |
+#
+# ## Before you choose
+#
+# A grid grows as a product: four settings with five values each are 625 jobs. If only a few of the
+# settings matter, random ones find as good a result with far fewer jobs ([Bergstra and
+# Bengio](../docs/sources.md#random)). In this drawing only the rate matters:
+#
+# ![A grid of nine jobs tries three rates, which all miss the best one. Nine random jobs try nine
+# rates, one close to the best.](pictures/17_grid_or_random.svg)
+#
+# For random settings, write the arguments of each job into a line of a file, and start
+# `mgpu run train.py --each FILE`.
+#
+# "Done" says only that the exit status was 0. If a loss is not a number (NaN), the table shows `-`,
+# so look for missing results first. The best of many results is partly luck, so measure the best
+# setting again, on data that had no part in the choice.
+#
+# ## On GPUs
+#
+# GPUs that others use are left alone, as in [[16]]. If a small training keeps only a part of a GPU
+# busy, try `--per-device 2`, with a memory limit for each job ([[05]]).
+#
+# On a cluster, `sbatch sweep.slurm train.py --grid lr=0.1,0.3` asks Slurm for four GPUs and sweeps
+# on them ([sweep.slurm](scripts/sweep.slurm)). If Slurm's time limit ends the sweep, submit the
+# same line again. In Kubernetes each job is a pod ([sweep.yaml](scripts/sweep.yaml)). Neither file
+# has run on a cluster yet.
+#
+# ## On your own
+#
+# **1.** Write `wall(seconds, n)`, which returns how long a sweep takes. `seconds` lists how long
+# each job takes. The jobs start in their order on n devices, each as soon as a device is free.
+# `wall([3, 8, 8, 1, 9], 2)` is 18, because the longest job comes last.
+
+# %% tags=["exercise"]
+def wall(seconds, n):
+    return sum(seconds) / n
+
+
+checks.wall(wall)
+
+# %% tags=["solution"]
+def wall(seconds, n):
+    free_at = [0] * n
+    for length in seconds:
+        first = free_at.index(min(free_at))
+        free_at[first] += length
+    return max(free_at)
+
+
+checks.wall(wall)
+
+# %% [markdown]
+# **2.** Write `again(names, rows)`, which returns the names of the jobs that a sweep still has to
+# run, in the order of `names`. `names` are all its jobs. `rows` are dictionaries with a name and a
+# status, one for each ended job, the oldest first. A job may have several rows, of which the newest
+# counts, or none.
+
+# %% tags=["exercise"]
+def again(names, rows):
+    return [row["name"] for row in rows if row["status"] != "done"]
+
+
+checks.again(again)
+
+# %% tags=["solution"]
+def again(names, rows):
+    newest = {row["name"]: row["status"] for row in rows}
+    return [name for name in names if newest.get(name) != "done"]
+
+
+checks.again(again)
+
+# %% [markdown]
+# ## What we saw
+#
+# - One line ran a grid of six trainings, and the rate 0.3 was the best.
+# - The sweep had failed in part. It went on, and its results were those without a failure.
+# - After the script was edited, 6 of 6 results were older than the script, and no error said so.
+#
+# ## In practice
+#
+# Paste the line with your script in it, and keep `--skip-done`. Begin with few values far apart. If
+# you have pandas, `pandas.read_json("logs/jobs.jsonl", lines=True)` makes a table of all results.
+#
+# Next: [[next]].

@@ -1,0 +1,350 @@
+# %% [markdown]
+# # Train several models at once
+#
+# You train several Keras models, for an ensemble or to compare them. One trains after the other,
+# and all the time only one of your GPUs works.
+#
+# **In this lesson** each model trains on a device of its own, all at the same time, and learns
+# exactly what it learns alone.
+#
+# ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
+# together.](pictures/18_turns.svg)
+#
+# In turn, one of two devices is always idle. At once, both models are done when the larger one is,
+# at best. Two models below end with the same 88,772 numbers in both ways. A **thread** is a part of
+# a program that runs beside its other parts, and these lines start one for each model:
+#
+# ```python
+# from concurrent.futures import ThreadPoolExecutor
+#
+#
+# def train(model, device):
+#     with tf.device(device):
+#         return model.fit(images, labels, epochs=5).history
+#
+#
+# with ThreadPoolExecutor(len(models)) as pool:
+#     histories = list(pool.map(train, models, homes))
+# ```
+#
+# `homes` lists the device of each model.
+#
+# **You need** [[00]] and [[04]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import charts, ensemble, timing, trace
+from mgpu_helpers.lessons import digits
+from mgpu_helpers.lessons.checks import lesson_18 as checks
+
+layers = keras.layers
+
+# %% [markdown]
+# ## Try it
+#
+# We train two networks that read digits. One is twice as wide as the other:
+
+# %%
+def build(width):
+    conv = partial(layers.Conv2D, kernel_size=3, padding="same", activation="relu")
+    stack = [conv(width), layers.MaxPool2D(), conv(2 * width), layers.MaxPool2D()]
+    stack += [layers.Flatten(), layers.Dropout(0.2), layers.Dense(10, "softmax")]
+    model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
+    adam = keras.optimizers.Adam(0.006)
+    model.compile(adam, "sparse_categorical_crossentropy", jit_compile=False)
+    return model
+
+# %% [markdown]
+# Build **and compile** each model in the block of its device, because the optimizer and the metrics
+# have variables, too:
+
+# %%
+names, widths, homes = ["small", "large"], [8, 16], [plan.devices[0], plan.devices[-1]]
+
+
+def make(width, device):
+    keras.utils.set_random_seed(width)
+    with tf.device(device):
+        return build(width)
+
+# %% [markdown]
+# `train` opens the block of its device, and `at_once` calls it for both models at the same time.
+# `shuffle` is off only because a later section needs the same batches again. Leave yours on.
+
+# %%
+images, labels = digits.load(1024)
+options = {"batch_size": 128, "shuffle": False, "verbose": 0}
+
+
+def train(model, device, epochs=2):
+    with tf.device(device):
+        return model.fit(images, labels, epochs=epochs, **options).history
+
+# %%
+def at_once(work, *given):
+    with ThreadPoolExecutor(len(given[0])) as pool:
+        return list(pool.map(work, *given))
+
+
+models = list(map(make, widths, homes))
+histories = at_once(train, models, homes)
+
+# %% [markdown]
+# `pool.map` has returned the histories in the order of the models. Where did each model train? A
+# trace of one step tells, and leaves the weights as they are:
+
+# %%
+for name, model, device, history in zip(names, models, homes, histories):
+    with tf.device(device):
+        step = trace.fit_step(model, (images[:128], labels[:128]))
+    ran = {op.device for op in step.ops if "Conv2D" in op.type}
+    print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *ran)
+
+# %% [markdown]
+# Each model was computed on its own device.
+#
+# ## Why `train` opens the block
+#
+# Does a new thread keep the `tf.device` block in which it was started? In such a block, `look`
+# makes one tensor in this thread and one in another:
+
+# %% tags=["unplaced"]
+def look(who):
+    return f"{who} put a tensor on {devices.short(tf.ones([]).device)}"
+
+
+with tf.device(plan.devices[-1]):
+    print(look("this thread"))
+    print(*at_once(look, ["another thread"]))
+
+# %% [markdown]
+# The other thread's tensor is on TensorFlow's default device. A thread does **not** inherit the
+# block around its start, so `train` opens one itself.
+#
+# ## Proof
+#
+# `twins` have the same seeds, and they train in turn. Then we compare every number that the models
+# and their optimizers hold. On GPUs some kernels add in any order, so there a number counts as
+# different only if it is off by more than 0.01 plus 1 %:
+
+# %%
+def values(models):
+    return [np.asarray(each) for m in models for each in [*m.variables, *m.optimizer.variables]]
+
+
+def compare(one, other, off=0.01 if plan.on_gpus else 0):
+    differ = sum(np.sum(~np.isclose(a, b, rtol=off, atol=off)) for a, b in zip(one, other))
+    print(f"{differ} of {sum(a.size for a in one):,} numbers differ")
+
+
+# %%
+twins = list(map(make, widths, homes))
+for model, device in zip(twins, homes):
+    train(model, device)
+compare(values(models), values(twins))
+
+# %% [markdown]
+# None differs, although `Dropout` draws random numbers. Each model has a generator of its own.
+#
+# ## Was it faster?
+#
+# Python has one lock for all threads, the **GIL** (global interpreter lock), and only the thread
+# that holds it runs Python. TensorFlow releases the lock while it computes a step, and meanwhile
+# another thread can start a step of its model. `clocked` notes when a `fit` began and ended:
+
+# %%
+def clocked(model, device):
+    begun = time.perf_counter()
+    train(model, device)
+    return begun, time.perf_counter()
+
+
+# %% tags=["varies", "cover"]
+calls = {"in turn": [*map(clocked, twins, homes)], "at once": at_once(clocked, twins, homes)}
+spans, places = {}, {}
+for way, run in calls.items():
+    for name, device, span in zip(names, homes, run):
+        spans[f"{way}: {name}"] = [np.subtract(span, run[0][0])]
+        places[f"{way}: {name}"] = device
+charts.spans(spans, places)
+plt.show()
+
+# %%
+one_pass = partial(train, epochs=1)
+timing.compare(
+    lambda: at_once(one_pass, twins, homes), lambda: [*map(one_pass, twins, homes)],
+    names=("at once", "in turn"), warmup=0, repeats=5)  # fmt: skip
+
+# %% [markdown]
+# On two quiet cores, both models are done sooner at once, but not in half of the time, because the
+# threads take turns in Python and the cores share memory. If other programs use these cores, too,
+# little is gained. Longer steps gain more: two larger models were 1.7 times as fast as in turn
+# ([result](../results/ensemble.json)).
+#
+# ## One function for all
+#
+# You can avoid these turns. One `tf.function` can hold a step of each model, and TensorFlow runs
+# both after a single call from Python. `train_step` is what `fit` runs for each batch. `joined` has
+# the same seeds again. After a pass of 8 batches, are its losses those of `fit`?
+
+# %%
+joined = list(map(make, widths, homes))
+
+
+@tf.function
+def step_all(x, y):
+    losses = []
+    for model, device in zip(joined, homes):
+        with tf.device(device):
+            losses.append(model.train_step((x, y))["loss"])
+    return losses
+
+
+# %%
+for x, y in zip(np.split(images, 8), np.split(labels, 8)):
+    losses = np.array(step_all(x, y))  # means over the pass, as fit shows them
+of_fit = [history["loss"][0] for history in histories]
+print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-3))
+
+# %% [markdown]
+# They are, without a thread.
+#
+# | | use it when | it costs |
+# |---|---|---|
+# | **a thread for each** | each model fits on a GPU, and you keep `fit` | turns in Python |
+# | **one function** | steps are short, and equally many for all | you write the loop |
+# | **a process for each** ([[16]]) | a crash must not end the others | TensorFlow starts in each |
+# | **instead** | one model is in a hurry: use all GPUs for it ([[01]]) | |
+#
+# ## Let them answer together
+#
+# The models of an **ensemble** answer together. `ensemble.mean` takes the class whose average
+# probability is highest, and `ensemble.vote` the class that most models name. How many of 360
+# unseen digits are read right?
+
+# %% tags=["nbval-ignore-output"]
+def predict(model, device):
+    with tf.device(device):
+        return model.predict_on_batch(unseen)
+
+
+unseen, right = digits.load(test=True)
+predicted = at_once(predict, models, homes)
+for name, answer in zip(names, predicted):
+    print(name, np.sum(answer.argmax(axis=1) == right))
+print("together", np.sum(ensemble.mean(predicted) == right))
+
+# %% [markdown]
+# Here the two read more digits right together than each alone. This helps if models err on
+# different digits, so let them differ in their layers, first weights or data.
+#
+# ## Break it
+#
+# Now the models are built in the threads, too. Each thread sets its seed, and `meeting` lets them
+# build when both have done so. Do the models begin with the weights of those that are built in
+# turn? Write down what you expect.
+
+# %%
+meeting = threading.Barrier(2)
+
+
+def make_in_thread(width, device):
+    keras.utils.set_random_seed(width)
+    meeting.wait()  # until both threads are here
+    with tf.device(device):
+        return build(width)
+
+
+# %%
+pairs = zip(values(map(make, widths, homes)), values(at_once(make_in_thread, widths, homes)))
+print("all weights as built in turn:", all(np.array_equal(a, b) for a, b in pairs))
+
+# %% [markdown]
+# They do not, and no error says so. A seed belongs to the whole process, so one thread's seed
+# replaced the other's. So build the models before the threads start.
+#
+# ## On GPUs
+#
+# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, and XLA refuses variables of
+# other devices. So a model that is built in the block of the second GPU but compiled outside of it
+# raises an error with "Trying to access resource". `build` switches XLA off so that the trace names
+# each convolution; leave it on in yours. Two models on one GPU share its memory and its time.
+#
+# ## On your own
+#
+# **1.** `[lambda: train(model, device) for model, device in zip(models, homes)]` looks right, but
+# each of these functions trains the last model, because a lambda looks `model` up when it is
+# called. To notice such mistakes, write `trains(model, step)`. It calls the function `step` once
+# and returns True if any trainable weight of the Keras model has another value than before, and
+# False if none has.
+
+# %% tags=["exercise"]
+def trains(model, step):
+    before = model.trainable_variables
+    step()
+    return before != model.trainable_variables
+
+
+checks.trains(trains)
+
+# %% tags=["solution"]
+def trains(model, step):
+    before = [weight.numpy() for weight in model.trainable_variables]
+    step()
+    return any(np.any(a != b.numpy()) for a, b in zip(before, model.trainable_variables))
+
+
+checks.trains(trains)
+
+# %% [markdown]
+# **2.** With `pool.map` one error loses the results of all models. Write `run_all(functions)`. It
+# calls all functions at once, each in a thread of its own, and returns a list in their order: what
+# each returned, or the exception that it raised.
+
+# %% tags=["exercise"]
+def run_all(functions):
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return list(pool.map(lambda function: function(), functions))
+
+
+checks.run_all(run_all)
+
+# %% tags=["solution"]
+def run_all(functions):
+    with ThreadPoolExecutor(len(functions)) as pool:
+        calls = [pool.submit(function) for function in functions]
+    return [call.exception() or call.result() for call in calls]
+
+
+checks.run_all(run_all)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Two models trained at once, each on its own device, and 0 of their 88,772 numbers differed from
+#   those of a training in turn.
+# - One function with a step of both models had the losses of `fit` to 0.1 %.
+# - A thread did not inherit the `tf.device` block around its start, and of two seeds set in threads
+#   one replaced the other.
+#
+# ## In practice
+#
+# Build and compile each model under its device, one after another, and call `fit` in a thread for
+# each. If that is hardly faster than in turn, take one function or a process for each.
+#
+# Next: [[next]].

@@ -1,0 +1,291 @@
+# %% [markdown]
+# # Measure scaling
+#
+# You have trained on one GPU, and now you have two. How many times as fast is `fit`, and is that
+# the second GPU or chance?
+#
+# **In this lesson** you compare one device with several so that the number can be believed, and
+# find out what holds it back.
+#
+# ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
+# in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
+#
+# In **strong scaling** the global batch stays as it is, so n devices should take an nth of the
+# time. In **weak scaling** the per-device batch stays as it is, so n devices should take the same
+# time for n times the images. The dashed lines show these times. Grey is the **fixed part** of a
+# step, which the devices do not share, and because of it three devices reach only 74 % and 94 %
+# here. To measure strong scaling, train two models on the same data:
+#
+# ```python
+# from mgpu_helpers import timing
+#
+# ways = [lambda: one.fit(data, verbose=0), lambda: two.fit(data, verbose=0)]
+# print(timing.compare(*ways, warmup=1, repeats=15, names=("one GPU", "two GPUs")))
+# ```
+#
+# `one` and `two` are your model, built on one GPU and on two. A call of `fit` takes some time to
+# start, so let `data` have batches for a second or more.
+#
+# **You need** [[01]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import warnings
+from functools import partial
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import fit, timing
+from mgpu_helpers.lessons import digits, drawings, published
+from mgpu_helpers.lessons.checks import lesson_19 as checks
+
+layers = keras.layers
+entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a Dataset
+
+# %% [markdown]
+# ## Try it
+#
+# `build_on(n)` makes a small network on n devices. `ready` repeats one batch from memory, so that
+# no device waits for its input:
+
+# %%
+def build_on(n):
+    keras.utils.set_random_seed(8)
+    with fit.strategy(plan.devices[:n]).scope():
+        convolution = partial(layers.Conv2D, padding="same", activation="relu")
+        stack = [convolution(32, 7), layers.MaxPool2D(4), convolution(16, 3), layers.Flatten()]
+        model = keras.Sequential([keras.Input([28, 28, 1]), *stack, layers.Dense(10)])
+        model.compile("sgd", entropy)
+    return model
+
+
+def ready(images, steps=4):
+    return fit.batches(*digits.load(images), batch_size=images).cache().repeat(steps)
+
+# %% [markdown]
+# We use 4 and then 64 images for each device. For strong scaling, one device also gets the whole
+# batch. `timing.several` lets all of them train by turns, so that a slow moment hits them alike:
+
+# %%
+most = min(len(plan), plan.cores)  # devices that share a core gain nothing
+models = {n: build_on(n) for n in (1, most)}
+few, many = 4, 64
+layouts = {each for b in (few, many) for each in [(1, b), (1, most * b), (most, b)]}
+runs = {(n, b): partial(models[n].fit, ready(n * b), verbose=0) for n, b in sorted(layouts)}
+
+# %% tags=["nbval-ignore-output"]
+took = timing.several(runs, warmup=1, repeats=15)
+names = ("one device", f"{most} devices")
+strong = {b: timing.Comparison(took[1, most * b], took[most, b], names) for b in (few, many)}
+print(f"{most * many} images a step:", strong[many])
+
+# %% [markdown]
+# The line says how many times as fast: the median of fifteen ratios, one for each pair of runs. The
+# brackets hold a **confidence interval**: the median of far more pairs would be inside in at least
+# nine of ten cases. If the brackets contain 1, the line says "cannot be told apart". Here are both
+# ways of scaling:
+
+# %% tags=["varies", "nbval-ignore-output", "cover"]
+weak = {b: timing.Comparison(took[1, b], took[most, b]) for b in (few, many)}
+drawings.speedups({"strong": strong, "weak": weak}, devices=most)
+plt.show()
+
+# %% [markdown]
+# Each bar is such an interval, with its median at the right. In strong scaling the large batch
+# gains more than the small one, whose step is mostly fixed part. With 4 images each, weak scaling
+# looks better than strong scaling, because a larger batch helps one device as well. Only strong
+# scaling shows what the others add.
+#
+# ## By hand
+#
+# The **speed-up** is the images a second of n devices, divided by those of one. The **efficiency**
+# is the speed-up divided by n. In [a note of 2017](../docs/sources.md#p40) up to eight P40 GPUs
+# share a batch of 10,000 digits:
+
+# %%
+alone = published.P40[0].seconds
+for row in published.P40:
+    n, speedup = row.setting.devices, alone / row.seconds
+    print(f"{n} GPUs: {1e3 * row.seconds:3.0f} ms a step, speed-up {speedup:.2f}, "
+          f"efficiency {speedup / n:.0%}")  # fmt: skip
+
+# %% [markdown]
+# Eight GPUs are slower than four. To see why, call the fixed part f and the rest r. A step takes f
+# + r on one GPU and f + r/2 on two. The difference is r/2 = 445 - 253 = 192 ms, so r is 384 ms and
+# f is 61 ms. Four GPUs should then take 61 + 384/4 = 157 ms, but they take 222. So f has grown with
+# the GPUs, as it does if all gradients meet on one of them. A larger batch makes r longer and
+# leaves f as it is.
+#
+# | | |
+# |---|---|
+# | **Use it when** | you have more devices, or want to ask for some |
+# | **It costs** | a minute of training for each number of devices |
+# | **Instead** | `fit.explain(model, data)` says why one training is slow ([[02]]) |
+#
+# ## How many pairs?
+#
+# In a thousand made-up comparisons, each time is off by 10 %. How often is a difference found
+# without a gain, and how often with one of 10 %?
+
+# %%
+def found(pairs, gain):
+    times = 1 + 0.1 * np.random.default_rng(pairs).standard_normal([1000, 2, pairs])
+    times[:, 0] *= gain
+    made = [timing.Comparison(*(timing.Timing(tuple(each)) for each in both)) for both in times]
+    return np.mean([comparison.distinguishable for comparison in made])
+
+
+for pairs in (5, 15, 40):
+    print(f"{pairs:2} pairs: a difference in {found(pairs, 1.0):.0%} by chance, "
+          f"and in {found(pairs, 1.1):.0%} with a gain of 10%")  # fmt: skip
+
+# %% [markdown]
+# Chance is seldom taken for a difference. But fifteen pairs miss a real gain of 10 % more often
+# than not, and forty pairs nearly always find it. So "cannot be told apart" does not prove that two
+# ways are equal: take more pairs.
+#
+# ## Proof: the same work
+#
+# A training that does less is faster, too. So we check that four steps on all devices move the
+# weights as one device does, within a thousandth of the move:
+
+# %%
+start = build_on(1).get_weights()
+
+
+def moved(n, steps=4):
+    models[n].set_weights(start)
+    models[n].fit(ready(120), steps_per_epoch=steps, verbose=0)
+    return [after - before for after, before in zip(models[n].get_weights(), start)]
+
+
+def same(ours, theirs):
+    return max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(ours, theirs)) < 1e-3
+
+# %%
+of_one = moved(1)
+print("all devices, 4 steps of 120 images: the same", same(moved(most), of_one))
+
+# %% [markdown]
+# ## Break it
+#
+# In Horovod you divide the steps of an epoch by the devices, because each process takes batches of
+# its own. Keras's `fit` takes the global batch. If you divide its steps, too, what would a clock
+# say, and what does our proof say?
+
+# %%
+steps = 4 // len(plan)
+print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, steps), of_one))
+
+# %% [markdown]
+# A clock would find two devices twice as fast, even if the second one added nothing. The proof
+# notices that half is missing.
+#
+# ## A larger batch wants another learning rate
+#
+# Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
+# updates. Here a batch of 16 grows to 128, as on eight devices, first with the old learning rate
+# and then with eight times the rate. We print which share of unseen digits a small network
+# recognizes after four passes:
+
+# %%
+images, labels = digits.load()
+unseen, right = digits.load(test=True)
+with tf.device(plan.devices[0]):
+    stack = [layers.Flatten(), layers.Dense(32, activation="relu"), layers.Dense(10)]
+    net = keras.Sequential([keras.Input([28, 28, 1]), *stack])
+    net.compile("sgd", entropy, steps_per_execution=40)
+
+
+def accuracy(batch, rate, seed):
+    keras.utils.set_random_seed(seed)
+    net.set_weights(keras.models.clone_model(net).get_weights())
+    net.optimizer.learning_rate = rate
+    data = fit.batches(images, labels, batch_size=batch, shuffle=True, seed=seed)
+    net.fit(data.repeat(4), verbose=0)
+    return np.mean(net(unseen).numpy().argmax(1) == right)
+
+# %% tags=["nbval-ignore-output"]
+for batch, rate in [(16, 0.02), (128, 0.02), (128, 0.16)]:
+    with tf.device(plan.devices[0]):
+        shares = [accuracy(batch, rate, seed) for seed in range(4)]
+    print(f"batch {batch:3}, rate {rate}: {np.mean(shares):.0%} in the mean of four seeds "
+          f"({min(shares):.0%} to {max(shares):.0%})")  # fmt: skip
+
+# %% [markdown]
+# With the old rate, the large batch recognizes far fewer digits. Eight times the rate, the **linear
+# scaling rule**, makes up for most of that.
+#
+# `fit.batches(shuffle=True)` draws another order in each pass, also with a seed. If you shuffle a
+# dataset yourself, a `cache` behind the `shuffle` freezes the first order.
+#
+# ## On GPUs
+#
+# Let `one` be your model without a strategy, which Keras compiles whole with XLA: this is what two
+# GPUs have to beat. A small network may lose. MNIST took 286 s with `MirroredStrategy` on two GTX
+# 1080 Ti, and 197 s on one ([TensorFlow issue 35095](../docs/sources.md), 2019).
+#
+# ## On your own
+#
+# **1.** Write `efficiency(seconds, kind)`. `seconds` is a dictionary with the time of a step for
+# some numbers of devices, 1 among them, and `kind` is `"strong"` or `"weak"`. Return a dictionary
+# with the efficiency for each of these numbers, not rounded.
+
+# %% tags=["exercise"]
+def efficiency(seconds, kind):
+    return {n: seconds[1] / (n * t) for n, t in seconds.items()}
+
+
+checks.efficiency(efficiency)
+
+# %% tags=["solution"]
+def efficiency(seconds, kind):
+    shared = {n: n if kind == "strong" else 1 for n in seconds}
+    return {n: seconds[1] / (shared[n] * t) for n, t in seconds.items()}
+
+
+checks.efficiency(efficiency)
+
+# %% [markdown]
+# **2.** `a` and `b` are lists of the seconds of two steps in fifteen pairs of runs. The brackets
+# then go from the fourth smallest to the fourth largest ratio. Write `differ(a, b)`, which returns
+# True if both are on one side of 1, and False if not. Do not round.
+
+# %% tags=["exercise"]
+def differ(a, b):
+    return np.median(a) != np.median(b)
+
+
+checks.differ(differ)
+
+# %% tags=["solution"]
+def differ(a, b):
+    ratios = np.sort(np.divide(a, b))
+    low, high = ratios[3], ratios[-4]
+    return low > 1 or high < 1
+
+
+checks.differ(differ)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Eight GPUs that shared a batch were slower than four.
+# - Fifteen pairs of runs found a real gain of 10 % in 42 % of the cases, and forty pairs in 94 %.
+# - Four steps on all devices moved the weights as on one, and fewer steps did not.
+#
+# ## In practice
+#
+# Give both models the same global batch, and believe a number only with its brackets. If the other
+# devices gain little, raise the batch and the learning rate, and watch the accuracy.
+#
+# Next: [[next]].

@@ -1,0 +1,260 @@
+# %% [markdown]
+# # Predict scaling
+#
+# Your server trains too slowly, and a second one costs as much as the first. The link between the
+# two would be far slower than the links inside, and you want to know what you would gain.
+#
+# **In this lesson** you answer from one measured step, before you pay, whether a second server is
+# worth it.
+#
+# ![Two servers with a slow link between them. If nothing hides the exchange, it follows the step,
+# which takes 0.938 s. If it begins with the backward pass, the step takes 0.622
+# s.](pictures/20_two_links.svg)
+#
+# The picture has a step of VGG16 on two DGX-1, servers with eight P100 GPUs each, and a link of 10
+# Gbit. The GPUs of a server add up their gradients first, in green. Then, in orange, the servers
+# exchange their sums. At worst, nothing else happens in this time, and at best the exchange begins
+# with the backward pass. So two servers are between 1.01 and 1.52 times as fast as one. For your
+# model, count the seconds of an exchange:
+#
+# ```python
+# from mgpu_helpers import scaling
+#
+# exchange = scaling.Workload.of(model).bytes / 1.19e9  # over 10 Gbit
+# print("worth it:", step > 2 * exchange)
+# ```
+#
+# `step` is the seconds of a step on your whole server: the images in a step, divided by the images
+# a second.
+#
+# **You need** [[19]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import dataclasses
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from mgpu_helpers import scaling
+from mgpu_helpers.lessons import drawings, published
+from mgpu_helpers.lessons.checks import lesson_20 as checks
+from mgpu_helpers.scaling import links
+
+# %% [markdown]
+# ## By hand
+#
+# TensorFlow's developers published what one DGX-1 trains in a second
+# ([Benchmarks](../docs/sources.md), 2017): 1081 images with VGG16, and 64 images on each of its
+# eight GPUs. VGG16 has 138 million parameters, so the gradients have 552 MB. A link of 10 Gbit
+# carries 1.25 GB a second, of which TCP leaves 1.19:
+
+# %%
+step = 8 * 64 / 1081
+exchange = 4 * 138e6 / 1.19e9
+print(f"a step {step:.3f} s, an exchange {exchange:.3f} s")
+
+# %% [markdown]
+# Two servers train twice the images in a step. What they gain has two bounds:
+#
+# - `least`: nothing happens during the exchange, so the step takes step + exchange.
+# - `most`: the exchange begins with the backward pass, because before it there are no gradients.
+#   The forward pass takes about a third of a step: for each layer, the backward pass computes two
+#   gradients, that of the weights and that of the input. So the step takes this third, and then two
+#   thirds or the exchange, whichever is longer.
+
+# %%
+least = 2 * step / (step + exchange)
+most = 2 * step / (step / 3 + max(2 / 3 * step, exchange))
+print(f"least {least:.2f}, most {most:.2f} times as fast")
+
+# %% [markdown]
+# `gains` does the same for any link and number of servers. In a **ring** ([[07]]) of n servers each
+# sends 2(n - 1)/n times the bytes of the gradients. This factor is 1 for two servers and 1.75 for
+# eight:
+
+# %%
+def gains(network, step, link, servers=2):
+    exchange = 2 * (servers - 1) / servers * network.bytes / link.bandwidth
+    least = servers * step / (step + exchange)
+    most = servers * step / (step / 3 + max(2 / 3 * step, exchange))
+    return least, most
+
+# %% [markdown]
+# ## Is it worth it?
+#
+# The rule is that of [[21]]: a second server is worth it if **a step takes over twice as long as an
+# exchange**. Then two servers are faster even if they share the old batch, and with two batches
+# `least` is above a limit of 2 / 1.5 = 1.33. An image then costs at most 1.5 times as much as
+# before. If that is too much, ask for a step of six exchanges, which makes `least` 1.71.
+#
+# - If `least` is above the limit, buy.
+# - If `most` is below it, do not buy.
+# - If the limit is between them, rent two servers for an hour.
+#
+# Users of NCCL measured 4 to 7.5 GB/s on links of 100 Gbit ([issues 22 and
+# 450](../docs/sources.md)), so that link has two rows. The dashed line is the limit. In JupyterLab,
+# a panel changes the number of servers:
+
+# %%
+vgg16 = scaling.Workload("VGG16", parameters=138_000_000)
+resnet50 = scaling.Workload("ResNet-50", parameters=25_600_000)
+mine = {  # seconds of a step on eight GPUs, with 64 or 32 images on each
+    "VGG16 x 64": (vgg16, 8 * 64 / 1081),
+    "VGG16 x 32": (vgg16, 8 * 32 / 820),
+    "ResNet-50 x 64": (resnet50, 8 * 64 / 1734),
+}
+at_4, at_7_5 = (dataclasses.replace(links.ETHERNET_100G, name=f"100 Gbit at {rate} GB/s",
+                                    bandwidth=rate * 1e9) for rate in (4, 7.5))  # fmt: skip
+ETHERNETS = links.ETHERNET_10G, links.ETHERNET_25G, at_4, at_7_5
+
+# %% tags=["varies", "cover"]
+def draw(servers):
+    found = {f"{name}, {link.name}": gains(*case, link, servers)
+             for name, case in mine.items() for link in ETHERNETS}  # fmt: skip
+    drawings.ranges(found, title=f"{servers} servers", across="times as fast as one server",
+                    source="predicted from TensorFlow's benchmarks, 2017",
+                    limit=servers / 1.5)  # fmt: skip
+
+
+drawings.panel(draw, servers=[2, 3, 4, 8])
+
+# %% [markdown]
+# Over 10 Gbit, VGG16 x 32 is not worth a second server: half of the images take less time, and the
+# same gradients cross. ResNet-50 has a fifth of the gradients, so every link is good enough.
+#
+# These gains are in images a second. With twice the global batch, two servers may need more passes
+# to the same accuracy ([[19]]).
+#
+# | | |
+# |---|---|
+# | **Use it when** | a second server costs money, and you have measured the first |
+# | **It costs** | some minutes of measuring |
+# | **Instead** | accumulate gradients over several batches ([[10]]), as below |
+#
+# ## Proof: others have bought more servers
+#
+# The same page has times of up to eight servers with eight K80 GPUs each, over 10 Gbit. Only the
+# step of one server goes into the prediction. 1.00 means that n servers are n times as fast as one:
+
+# %%
+found, measured = {}, {}
+for name, network, servers, one, several in published.on_servers():
+    least, most = gains(network, one, links.ETHERNET_10G, servers)
+    found[name] = least / servers, most / servers
+    measured[name] = one / several
+inside = [least <= measured[name] <= most for name, (least, most) in found.items()]
+off = [least / measured[name] - 1 for name, (least, _) in found.items()]
+print(f"{sum(inside)} of {len(inside)} are between least and most")
+print(f"least is off by {np.median(np.abs(off)):.1%} in the median, {-min(off):.0%} at most, "
+      f"and never too high: {max(off) < 0}")  # fmt: skip
+drawings.ranges(found, measured, title="Predicted (bars) and measured (dots)",
+                across="times as fast / number of servers",
+                source="predicted and measured: TensorFlow's benchmarks, 2017")  # fmt: skip
+plt.show()
+
+# %% [markdown]
+# No training gained less than `least`. Two gained more than `most`, by no more than rounding
+# explains. VGG16 is not among them, so no dot tests bars that begin as low as its own.
+#
+# ## Instead of a faster link
+#
+# If four batches are accumulated, the gradients cross once for all four, as in a step four times as
+# long. An update then sees four batches, so watch the accuracy:
+
+# %%
+for batches in (1, 4):
+    least, _ = gains(vgg16, batches * step, links.ETHERNET_10G)
+    print(f"VGG16 x 64 over 10 Gbit, exchange after {batches}: at least {least:.2f} times as fast")
+
+# %% [markdown]
+# ## Break it
+#
+# `scaling.fit` learns from measured steps what arithmetic, moving gradients and a fixed part take.
+# Here they are from one server with up to 8 GPUs, and we ask for 16. What do you expect, compared
+# with `gains`?
+
+# %%
+fitted = scaling.fit(*published.DGX_1[-1])
+eight, sixteen = (fitted.predict(scaling.Setting(n, 32, "ring")).total for n in (8, 16))
+print(f"fitted: {2 * eight / sixteen:.2f} times; in doubt: {sixteen.doubts[0]}")
+least, most = gains(*mine["VGG16 x 32"], links.ETHERNET_10G)
+print(f"over 10 Gbit: {least:.2f} to {most:.2f} times")
+
+# %% [markdown]
+# The fit promises more than `most`, because it has never seen the slow link. `least` even says that
+# two servers are slower than one. So a fit speaks only for the kind of link in its table.
+#
+# ## On GPUs
+#
+# | how gradients are sent | bytes on the link | you gain |
+# |---|---|---|
+# | NCCL adds up in each server, then in a tree | those of the gradients | about `least` |
+# | in a ring of all GPUs | nearly twice as many | perhaps less |
+# | `fit.strategy`: in packs, during the backward pass | as one of these | perhaps more |
+#
+# The first row is from [nccl-tests issue 196](../docs/sources.md). A link carries less than its
+# name says, so measure yours with `iperf3`.
+#
+# ## On your own
+#
+# **1.** Write `slowest(parameters, step, servers, efficiency)`: the bytes a second of the slowest
+# link with which `least` for `servers` servers is `efficiency` times `servers`. `step` is the
+# seconds of a step on one server. The gradients have 4 bytes for each parameter and go in a ring.
+
+# %% tags=["exercise"]
+def slowest(parameters, step, servers, efficiency):
+    return 4 * parameters / step
+
+
+checks.slowest(slowest)
+
+# %% tags=["solution"]
+def slowest(parameters, step, servers, efficiency):
+    exchange = step / efficiency - step
+    return 2 * (servers - 1) / servers * 4 * parameters / exchange
+
+
+checks.slowest(slowest)
+
+# %% [markdown]
+# **2.** Write `batches(parameters, step, bandwidth, gain)`: over how many batches, at the fewest,
+# two servers have to accumulate their gradients so that `least` reaches `gain`, which is below 2.
+# `bandwidth` is the bytes a second of the link.
+
+# %% tags=["exercise"]
+def batches(parameters, step, bandwidth, gain):
+    exchange = 4 * parameters / bandwidth
+    return round(exchange / step)
+
+
+checks.batches(batches)
+
+# %% tags=["solution"]
+def batches(parameters, step, bandwidth, gain):
+    exchange, count = 4 * parameters / bandwidth, 1
+    while 2 * count * step / (count * step + exchange) < gain:
+        count += 1
+    return count
+
+
+checks.batches(batches)
+
+# %% [markdown]
+# ## What we saw
+#
+# - Over the slow link, a second DGX-1 makes VGG16 between 1.01 and 1.52 times as fast.
+# - `least` was never too high for 15 published times, and off by 3.6 % in the median.
+# - A fit to one server promised 1.54 times, because it did not know the slow link.
+#
+# ## In practice
+#
+# Measure a step of your server and the rate of the link. Buy if a step takes over twice as long as
+# an exchange, and rent first if only `most` is above your limit.
+#
+# Next: [[next]].

@@ -1,0 +1,253 @@
+# %% [markdown]
+# # Fit on several machines
+#
+# Your training fills all GPUs of one machine, and you have a second machine. TensorFlow has a
+# strategy for both together, but the `fit` of Keras 3 fails under it.
+#
+# **In this lesson** you add two lines to a script and start it with a launcher, and `fit` trains in
+# two processes the model that one process would train.
+#
+# ![Of five rows two go to worker 0 and three to worker 1. Their gradients go into one all-reduce,
+# and each updates its copy of all weights.](pictures/21_two_machines.svg)
+#
+# A **worker** is one process. Usually each machine runs one, which drives all of its GPUs. Each
+# worker computes gradients of its part of every batch. An **all-reduce** adds them up and returns
+# the sum to each worker, so all make the same update. In a step each of our two workers sends
+# 101,800 bytes of gradients. These lines do it:
+#
+# ```python
+# from mgpu_helpers import devices, fit
+#
+# with fit.strategy(devices.setup()).scope():
+#     model = build()  # makes and compiles your model
+# model.fit(images, labels)
+# ```
+#
+# ```shell
+# mgpu cluster --hosts a:20000,b:20000 --index 0 train.py  # on machine a
+# mgpu cluster --hosts a:20000,b:20000 --index 1 train.py  # on machine b
+# ```
+#
+# **You need** [[01]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import json
+import os
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import keras
+import matplotlib.pyplot as plt
+import numpy as np
+import tensorflow as tf
+
+from mgpu_helpers import cluster
+from mgpu_helpers.lessons import drawings, workers
+from mgpu_helpers.lessons.checks import lesson_21 as checks
+
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## Try it
+#
+# To try this, one machine is enough: `mgpu cluster --workers 2` starts both workers there, and
+# `cluster.run` does the same from Python. NVIDIA's library NCCL refuses two workers on one GPU, so
+# ours train on cores. The script [train_workers.py](scripts/train_workers.py) trains a small
+# network in three passes of eight steps. With `--slow`, worker 1 waits 0.05 s before each step,
+# which we look at later:
+
+# %%
+script = "scripts/train_workers.py"
+with mock.patch.dict(os.environ, {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}):
+    report = cluster.run(script, ["--slow", "0.05", "--folder", folder / "two"], workers=2,
+                         logs=folder / "logs", progress=False)  # fmt: skip
+for worker in report:
+    print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
+
+# %% [markdown]
+# Both workers report the same losses, those of the whole batch.
+#
+# ## Proof
+#
+# `run_alone` runs the script in this process, without `fit.strategy`. Are the losses the same, and
+# the weights those that the workers saved? Each worker also returned a digest of all bits of its
+# weights and its optimizer:
+
+# %%
+alone = workers.run_alone(script, folder / "one", plan.host)
+print("losses of one process", np.round(alone["history"]["loss"], 2))
+
+# %%
+ours, theirs = alone["model"], keras.models.load_model(folder / "two" / "model.keras")
+pairs = zip(ours.get_weights(), theirs.get_weights())
+far = max(np.abs(mine - other).max() for mine, other in pairs)
+print("weights less than 1e-5 apart:", far < 1e-5)
+print("same bits on both workers:", report[0].result["state"] == report[1].result["state"])
+
+# %% [markdown]
+# The workers trained the model that one process trains. Only rounding differs, because the
+# gradients are added in another order. (There is no dropout here, because workers would drop other
+# units.) Keras's `ModelCheckpoint` writes only on worker 0 here, which is called the **chief**.
+#
+# | | |
+# |---|---|
+# | **Use it when** | one machine is full, and its step takes over twice as long as an exchange |
+# | **It costs** | seconds for the start, an exchange in each step, waits for the slowest worker |
+# | **Instead** | fill one machine first ([[01]]), because its GPUs exchange gigabytes in a second |
+#
+# ## By hand
+#
+# How do the workers find each other? Each reads the environment variable `TF_CONFIG`. It lists the
+# addresses of all workers and says which of them this one is. The launcher writes it for you:
+
+# %%
+def config(hosts, index):
+    return json.dumps({"cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}})
+
+
+hosts = ["a:20000", "b:20000"]
+for index in range(2):
+    print(config(hosts, index))
+
+# %% [markdown]
+# If `TF_CONFIG` lists several workers, `fit.strategy` makes TensorFlow's
+# `MultiWorkerMirroredStrategy` and mends `fit` for it.
+#
+# Why is the sum of the gradients the right one? Take the batch of five rows above, and the mean of
+# (w·x)² as loss, at w = 1. The workers have two and three rows, and each divides by the size of
+# the **global batch**, which is 5:
+
+# %%
+def gradient(x, size):
+    return float(tf.reduce_sum(2 * x**2) / size)
+
+
+with tf.device(plan.host):
+    x = tf.constant([1.0, 2.0, 3.0, 4.0, 5.0])
+    print("whole batch", gradient(x, 5))
+    print("workers", gradient(x[:2], 5), "+", gradient(x[2:], 5))
+
+# %% [markdown]
+# The parts add up to the gradient of the whole batch, although they are not equally large.
+#
+# ## The slowest worker decides
+#
+# No worker can leave the all-reduce before all have come. Here are the eight steps of the last
+# pass, on the worker that waits before each step and on the one that does not:
+
+# %% tags=["varies", "cover"]
+drawings.workers([worker.result["times"][-8:] for worker in report])
+plt.show()
+
+# %% [markdown]
+# Worker 0 begins each step at once and then waits in it until worker 1 comes. So both are as slow
+# as worker 1, which is called a **straggler**. Time a step of each machine alone before you blame
+# the network.
+#
+# ## When a second machine pays
+#
+# On two machines each computes half of the batch, and the exchange takes x seconds. So a step of s
+# seconds becomes s/2 + x, which is less than s if **s > 2x**. To find x, count. The gradients have
+# P bytes, 4 for each weight. In a **ring** of n workers ([[07]]), each sends 2(n - 1)/n · P bytes.
+# Over a link of 10 Gbit/s this takes at least:
+
+# %%
+resnet = 25_557_032  # the weights of a ResNet-50
+for name, weights in {"our network": ours.count_params(), "ResNet-50": resnet}.items():
+    sent = 2 * (2 - 1) / 2 * 4 * weights
+    print(f"{name:12} {sent:>13,.0f} bytes, {1000 * sent * 8 / 10e9:6.2f} ms")
+
+# %% [markdown]
+# So a step of ResNet-50 has to take more than 164 ms on one machine. In fact a part of x passes
+# while the backward pass still runs, and [[20]] predicts with that.
+#
+# ## Break it
+#
+# Worker 1 gets no TF_CONFIG, or a list with another address of worker 0, or the index of worker 0.
+# Write down for each mistake what you expect the workers to do. `cluster.check` reads the TF_CONFIG
+# of one or of all workers before any is started:
+
+# %%
+print(*cluster.check(None))
+print(*cluster.check(config(hosts, 0), config(["c:20000", "b:20000"], 1)))
+print(*cluster.check(config(hosts, 0), config(hosts, 0)))
+
+# %% [markdown]
+# We tried all three. Without TF_CONFIG, worker 1 trains alone, and you see no error, but a model of
+# its own. With the wrong address, both wait for up to an hour. With the same index on one machine,
+# one ends with "Could not start gRPC server", and the other waits. The launcher writes TF_CONFIG
+# for you, and if a worker does not come, it ends the others after ten minutes and names that
+# worker. [Other mistakes](../docs/package.md#several-machines) have a page.
+#
+# All workers also have to read the same data in the same order. So a dataset that shuffles needs
+# one seed for all, as in `shuffle(901, seed=1)`. Without it, `fit` stops all workers after the
+# first step and says that their data differ.
+#
+# ## On GPUs
+#
+# All machines need equally many GPUs, and NCCL does the all-reduce. [Slurm](scripts/slurm.sh) and
+# [Kubernetes](scripts/kubernetes.yaml) start the same launcher. TensorFlow's workers listen on
+# **all** interfaces of a machine and ask for no password, so close their ports to strangers.
+#
+# ## On your own
+#
+# **1.** With the function below, nobody reads the last of 10 rows on 3 workers. Mend
+# `rows_of(count, workers, index)`, which returns the numbers of the rows that a worker reads. Each
+# row has to be read once, and no worker may have two rows more than another.
+
+# %% tags=["exercise"]
+def rows_of(count, workers, index):
+    size = count // workers
+    return range(index * size, (index + 1) * size)
+
+
+checks.rows_of(rows_of)
+
+# %% tags=["solution"]
+def rows_of(count, workers, index):
+    return range(index, count, workers)
+
+
+checks.rows_of(rows_of)
+
+# %% [markdown]
+# **2.** On [slow links](../results/link.json) TCP carried 95.6 % of the rate, and each exchange
+# took `unlimited` seconds more. Write `reduce_seconds(size, workers, megabits, unlimited)`: the
+# seconds of a ring's all-reduce of `size` bytes over links of `megabits` Mbit/s.
+
+# %% tags=["exercise"]
+def reduce_seconds(size, workers, megabits, unlimited):
+    return size / megabits
+
+
+checks.reduce_seconds(reduce_seconds)
+
+# %% tags=["solution"]
+def reduce_seconds(size, workers, megabits, unlimited):
+    sent = 2 * (workers - 1) / workers * size
+    return sent * 8 / (megabits * 1e6) / 0.956 + unlimited
+
+
+checks.reduce_seconds(reduce_seconds)
+
+# %% [markdown]
+# ## What we saw
+#
+# - On two workers `fit` had the losses of one process and weights less than 1e-5 from its weights,
+#   and both workers held the same bits.
+# - Two parts of a batch had gradients of 2.0 and 20.0, and the whole batch had 22.0.
+# - Each worker sends 101,800 bytes of gradients in a step, and a slow worker makes the other wait.
+#
+# ## In practice
+#
+# Paste the lines, and run the script with `mgpu cluster --workers 2` on one machine first, with
+# `MGPU_MODE=cores` if it has a single GPU. Then compare a step with twice an exchange.
+#
+# Next: [[next]].

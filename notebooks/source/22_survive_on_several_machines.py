@@ -1,0 +1,277 @@
+# %% [markdown]
+# # Survive on several machines
+#
+# Your training has run on two machines for nine hours when a process on one of them is killed. The
+# other machine stops as well, with an error about its network, and the nine hours are lost.
+#
+# **In this lesson** a training whose worker is killed goes on by itself and ends with the same bits
+# as if nothing had happened, and you see which worker failed first and where one hangs.
+#
+# ![Two workers over time. In attempt 0 worker 1 is killed after steps 8 and 9, and worker 0 waits
+# and ends. Attempt 1 begins with steps 8 and 9 again.](pictures/22_restart.svg)
+#
+# A worker cannot go on alone, because it needs the gradients of the others. So the launcher ends
+# all workers when one has failed, and starts them again. They read a **backup** (also called a
+# **checkpoint**), which was written after the last whole pass over the data. Of 24 steps, 2 are
+# done twice here. One callback and one option are enough:
+#
+# ```python
+# save = keras.callbacks.BackupAndRestore("/shared/backup", double_checkpoint=True)
+# model.fit(images, labels, callbacks=[save])  # a model built under fit.strategy
+# ```
+#
+# ```shell
+# mgpu cluster --hosts a:20000,b:20000 --index 0 --restarts 2 train.py  # --index 1 on b
+# ```
+#
+# **You need** [[21]].
+
+# %%
+from mgpu_helpers import devices
+
+plan = devices.setup(2, exact=True)
+plan
+
+# %%
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from mgpu_helpers import charts, cluster, jobs
+from mgpu_helpers.lessons.checks import lesson_22 as checks
+
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## Try it
+#
+# The [script](scripts/train_workers.py) of [[21]] has this callback. It trains with dropout here,
+# on two workers, in three passes of eight steps. Because of `--kill-at 10`, worker 1 is killed just
+# before step 10:
+
+# %%
+script = "scripts/train_workers.py"
+options = ["--dropout", "0.3", "--kill-at", "10", "--anew", "--folder", folder / "trained"]
+with mock.patch.dict(os.environ, {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}):
+    report = cluster.run(script, options, workers=2, restarts=2, logs=folder / "logs",
+                         progress=False)  # fmt: skip
+print("attempts:", len(report.attempts), "- at the end:", *[worker.status for worker in report])
+
+# %% tags=["varies", "cover"]
+everyone = [worker for attempt in report.attempts for worker in attempt.workers]
+ax = charts.jobs(jobs.Report(everyone, report.seconds))
+ax.set_title("Which worker ran when", loc="left")
+plt.show()
+
+# %% [markdown]
+# In attempt 0 (hatched) worker 1 failed, and worker 0 ended after it. Then the launcher started
+# both again, and attempt 1 ended well. Which steps did each attempt come to?
+
+# %%
+for attempt in report.attempts:
+    log = attempt.workers[1].log.read_text()
+    steps = re.findall(r"step (\d+)", log)
+    print(f"attempt {attempt.number} came to the steps {steps[0]} to {steps[-1]}")
+
+# %% [markdown]
+# Attempt 0 came to step 10 and did not do it. Attempt 1 began with step 8, after the pass that had
+# been saved.
+#
+# ## Proof
+#
+# Is the model the one that would have come out without the failure? At its end, each worker
+# returned a **digest** of all bits of its weights and its optimizer. Because of `--anew`, both then
+# trained once more from the first step, without a break and without a backup:
+
+# %%
+after_restart = {worker.result["state"] for worker in report}
+without_break = {worker.result["anew"] for worker in report}
+print("all four trainings have the same bits:", len(after_restart | without_break) == 1)
+
+# %% [markdown]
+# The bits are the same, although the training draws random numbers for dropout.
+#
+# Four things to know about the backup:
+#
+# - All machines have to see its folder. If each has a folder of its own, the workers begin at
+#   different passes, and `fit` stops them with a ValueError.
+# - A machine may fail while it writes, so `double_checkpoint` keeps the backup before.
+# - When `fit` ends well, the backup is deleted. If you change the script, take a new folder.
+# - Leave out `save_freq`. With it, Keras repeats a part of a pass, and these steps count twice.
+#
+# | | |
+# |---|---|
+# | **Use it when** | a training runs for longer than you watch it, also on one machine |
+# | **It costs** | a file for each pass; for each failure a start and the steps since that file |
+# | **Instead** | begin again, if a training takes minutes |
+#
+# ## Find the worker that failed first
+#
+# The launcher names it, and says how it ended. SIGKILL is the signal that ends a process at once:
+
+# %%
+print(re.sub(r", after [\d.]+ s", "", report.attempts[0].why))  # the time is left out
+
+# %% [markdown]
+# Nothing was wrong with worker 0. What does its log say?
+
+# %% tags=["nbval-ignore-output"]
+log = report.attempts[0].workers[0].log.read_text().splitlines()
+errors = [line for line in log if "Error" in line and not line.startswith(("E0", "W0", "I0"))]
+print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
+
+# %% [markdown]
+# Read alone, this log blames the network. If the launcher ends worker 0 sooner, it shows no error
+# at all. So begin with the worker that the launcher names.
+#
+# ## Find the worker that hangs
+#
+# If a worker hangs, no error comes, and the others wait in the all-reduce. So the launcher watches
+# all workers. When nothing goes on in any of them for ten minutes, or for `--stalled` seconds, it
+# shows where each is, ends them, and starts them again if `--restarts` allows it. A small script
+# without TensorFlow is enough to see this. It may hang for three seconds:
+
+# %%
+hangs = folder / "hangs.py"
+hangs.write_text("""
+import json, os, time
+def compute():
+    print("step 7", flush=True)
+    if index == 1:
+        time.sleep(600)  # it hangs
+def all_reduce():
+    time.sleep(600)  # stands for the wait for worker 1
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+compute()
+all_reduce()
+""")
+stuck = cluster.run(hangs, workers=2, stalled=3, logs=folder / "stuck", progress=False)
+print(stuck.attempts[0].doing.replace(f"{folder}/", ""))
+
+# %% [markdown]
+# Worker 0 is in the all-reduce, where it waits, and worker 1 is still computing. So look at the
+# worker whose line differs from those of the others. In a real training the others are in `fit`.
+#
+# ## By hand
+#
+# What does a backup have to hold? Here is a training with one weight. Each step draws a random
+# number x, and moves w down the slope of (w - x)² with momentum v:
+
+# %%
+def start():
+    return {"step": 0, "w": 1.0, "v": 0.0, "random": np.random.PCG64(8).state}
+
+
+def train(state, until):
+    chance = np.random.PCG64()
+    chance.state = state["random"]
+    for _ in range(state["step"], until):
+        slope = 2 * (state["w"] - np.random.Generator(chance).normal())
+        state["v"] = 0.9 * state["v"] - 0.1 * slope
+        state["w"] += state["v"]
+    return state | {"step": until, "random": chance.state}
+
+
+# %%
+backup = json.dumps(train(start(), until=5))
+whole = train(start(), until=10)["w"]
+again = train(json.loads(backup), until=10)["w"]
+print(f"without a break {whole:.6f}, from the backup {again:.6f}, equal: {whole == again}")
+
+# %% [markdown]
+# ## Break it
+#
+# Now each of the four entries in turn is lost, and begins again from `start()`. Write down first
+# which of them you could do without:
+
+# %%
+for name in start():
+    lacking = json.loads(backup) | {name: start()[name]}
+    print(f"without {name:6} {train(lacking, until=10)['w']:.6f}")
+
+# %% [markdown]
+# You need all four. Each time the training ends with another weight than 1.304073, and no error
+# says so. In `fit`, *step* is the number of passes done, *v* the optimizer's slots and its count of
+# steps, and *random* the state of dropout. Keras's callback alone does not save the last, and
+# `fit.strategy` adds it.
+#
+# ## On GPUs
+#
+# Two runs on GPUs are sure to have equal bits only after
+# `tf.config.experimental.enable_op_determinism()`, which costs time. NCCL does the all-reduce
+# there, and a GPU that waits in it looks 100 % busy in `nvidia-smi`. If the first step hangs,
+# `NCCL_DEBUG=INFO` prints the network that NCCL takes ([causes and
+# cures](../docs/errors.md#when-nccl-hangs)).
+#
+# If Slurm or Kubernetes ends a job, it sends SIGTERM first. Then all workers save after the same
+# step, and the next start goes on with the next one ([how](../docs/slurm.md)).
+#
+# ## On your own
+#
+# **1.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
+# together, until `total` steps are done. There is a backup after every `every` steps, counted from
+# the beginning of the training. Steps count from 0. Attempt i fails just before step `failures[i]`;
+# the same step may occur twice. One more attempt reaches the end.
+
+# %% tags=["exercise"]
+def computed(total, every, failures):
+    return total + sum(failures)
+
+
+checks.computed(computed)
+
+# %% tags=["solution"]
+def computed(total, every, failures):
+    done = kept = 0
+    for step in failures:
+        done += step - kept
+        kept = step // every * every
+    return done + total - kept
+
+
+checks.computed(computed)
+
+# %% [markdown]
+# **2.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
+# order, a tuple of three: the second at which it ended, its exit status, and the number of the
+# worker named as lost in its log, or `None`. Begin with the earliest whose status is not 0. If its
+# log names another worker, go on to that one, and so on. The names never lead in a circle.
+
+# %% tags=["exercise"]
+def first(ends):
+    return min(range(len(ends)), key=lambda index: ends[index][0])
+
+
+checks.first(first)
+
+# %% tags=["solution"]
+def first(ends):
+    failed = [index for index, (_, status, _) in enumerate(ends) if status != 0]
+    worker = min(failed, key=lambda index: ends[index][0])
+    while ends[worker][2] is not None:
+        worker = ends[worker][2]
+    return worker
+
+
+checks.first(first)
+
+# %% [markdown]
+# ## What we saw
+#
+# - A training that was killed at step 10 went on from step 8, and ended with the bits of one
+#   without a break.
+# - The launcher named the worker that was killed, and the line in which one hung after step 7.
+# - A training whose backup lacked one of 4 entries ended with another weight, without an error.
+#
+# ## In practice
+#
+# Give `fit` the callback and the launcher `--restarts`. On the first day kill a worker yourself,
+# and see that the training goes on.
+#
+# Next: [[next]].
