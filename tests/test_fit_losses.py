@@ -140,7 +140,6 @@ STEPS = {
     "an average of ten": lambda tf, m, x, y, p: tf.nn.compute_average_loss(
         (y - p)[:, 0] ** 2, global_batch_size=10
     ),
-    "a mean of Keras": lambda tf, m, x, y, p: of_keras(y, p),
     "Keras's, a mean and weights": lambda tf, m, x, y, p: (
         2 * of_keras(y, p) + tf.reduce_mean(p**2) + 0.1 * decay(tf, m)
     ),
@@ -162,12 +161,12 @@ REFUSED = {"a maximum", "a mean of a mask", "a sum and a mean", "a dice"}
 MAKE = {layer_with: LAYERS, loss_of_model: MODELS, step_with: STEPS}
 
 
-def trained(make, scope, x=X, y=Y, tried=False, **given):
+def trained(make, scope=None, x=X, y=Y, tried=False, **given):
     """Fit a model made in a scope: its histories, with what `evaluate` gives, and its weights."""
     import keras
 
     keras.utils.set_random_seed(0)
-    with scope:
+    with scope or contextlib.nullcontext():
         model = make()
     given = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False} | given
     before = model.get_weights()
@@ -194,7 +193,7 @@ def same(found, wanted):
 def same_in_scope(make, plan, *given, **named):
     """Hold what replicas come to against one device."""
     found = trained(make, fit.strategy(plan).scope(), *given, **named)
-    same(found, trained(make, contextlib.nullcontext(), *given, **named))
+    same(found, trained(make, None, *given, **named))
 
 
 def plain(metrics=None):
@@ -207,7 +206,7 @@ def plain(metrics=None):
 
 @functools.cache
 def of_plain():
-    return trained(plain, contextlib.nullcontext())
+    return trained(plain)
 
 
 @pytest.mark.parametrize("make, of", quick(
@@ -244,7 +243,7 @@ def test_what_layers_add_in_rows_is_that_of_one_device_or_refused(plan, of):
             model = layer_with(ROWS[of])
             return fit.use(model, plan, shares=(2, 1)) if laid else model
 
-        return trained(make, contextlib.nullcontext(), X[:11], Y[:11], tried=True)
+        return trained(make, None, X[:11], Y[:11], tried=True)
 
     if of == "a maximum":
         with pytest.raises(ValueError, match="neither a mean .* compute_loss"):
@@ -269,7 +268,7 @@ def test_what_a_layer_keeps_in_rows_is_that_of_one_device_or_refused(keras, plan
             model.compile("sgd", "mse")
             return fit.use(model, plan) if laid else model
 
-        return trained(make, contextlib.nullcontext())
+        return trained(make)
 
     if kept == "sum":
         with pytest.raises(ValueError, match="what a layer gives .* is no mean"):
@@ -309,9 +308,9 @@ def test_on_one_device_any_loss_is_taken(plan):
     same_in_scope(make, plan.devices[:1])
 
 
-@pytest.mark.parametrize("keeps", ["sum", "max"])
-def test_a_metric_that_keeps_more_than_sums_is_refused(plan, keeps):
-    import keras
+@pytest.mark.parametrize("keeps", ["sum", "max", "most"])
+def test_a_metric_is_of_sums_or_refused(keras, plan, keeps):
+    """One that is a function gives a number for each example."""
 
     class Keeps(keras.Metric):
         def __init__(self):
@@ -326,24 +325,17 @@ def test_a_metric_that_keeps_more_than_sums_is_refused(plan, keeps):
         def result(self):
             return self.kept
 
+    def most(y, p):
+        return keras.ops.max(y - p)
+
     def make():
-        return plain([Keeps()])
+        return plain([most if keeps == "most" else Keeps()])
 
     if keeps == "sum":
         same_in_scope(make, plan, tried=True)
     else:
-        with pytest.raises(ValueError, match="keeps"):
+        with pytest.raises(ValueError, match="most" if keeps == "most" else "keeps"):
             trained(make, fit.strategy(plan).scope())
-
-
-def test_a_metric_of_a_number_that_is_no_mean_is_refused(plan):
-    def most(y, p):
-        import keras
-
-        return keras.ops.max(y - p)
-
-    with pytest.raises(ValueError, match="most"):
-        trained(lambda: plain([most]), fit.strategy(plan).scope())
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -439,18 +431,15 @@ def test_a_gan_starts_as_it_does_on_one_device(tf, plan, inside):
             self.seen.update_state(made + judged)
             return {"seen": self.seen.result()}
 
-    def on(scope):
-        keras.utils.set_random_seed(0)
-        with scope:
-            model = Gan()
-            model.compile()
-        seen = model.fit(X, batch_size=10, verbose=0, shuffle=False).history
-        return seen, model.get_weights()
+    def make():
+        model = Gan()
+        model.compile()
+        return model
 
-    strategy = fit.strategy(plan)
-    with strategy.scope() if inside else contextlib.nullcontext():
-        found = on(contextlib.nullcontext() if inside else strategy.scope())
-    same(found, on(contextlib.nullcontext()))
+    outer, inner = fit.strategy(plan).scope(), contextlib.nullcontext()
+    with outer if inside else inner:
+        found = trained(make, inner if inside else outer, X, None, epochs=1)
+    same(found, trained(make, None, X, None, epochs=1))
 
 
 def test_a_batch_by_hand_is_shared_out_as_one_of_a_dataset(keras, plan):
@@ -486,7 +475,7 @@ def test_a_dataset_of_each_replicas_batches_is_that_of_the_global_batches(tf, pl
     data = tf.data.Dataset.from_tensor_slices((X[:n], Y[:n])).batch(8)
     found, wanted = (
         trained(plain, scope, each, None, validation_data=each, batch_size=None)
-        for scope, each in ((strategy.scope(), parts), (contextlib.nullcontext(), data))
+        for scope, each in ((strategy.scope(), parts), (None, data))
     )
     same(found, wanted)
     assert len(asked) == 1
@@ -522,7 +511,7 @@ def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n):
     with scope():
         made(True), made(False)
     assert [model.jit_compile for model in kept] == [True, True, False]
-    same(found, trained(plain, contextlib.nullcontext(), X[:10], Y[:10]))
+    same(found, trained(plain, None, X[:10], Y[:10]))
 
 
 def test_keras_runs_its_own_code_outside_of_scopes_and_fits_of_ours(keras, plan):
