@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -30,14 +31,12 @@ def test_replicas_take_their_shares_in_pieces(keras, plain, double):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("kind", [
-    "dense", pytest.param("masked", marks=pytest.mark.thorough),
-])  # fmt: skip
+@pytest.mark.parametrize("kind", ["dense", later("masked")])
 def test_a_step_holds_the_activations_of_a_piece(keras, plan, kind):
     """And of the whole batch nothing, where what masks leave of it is counted."""
     layers, random = keras.layers, np.random.default_rng(0)
     if kind == "dense":
-        deep = [layers.Dense(64, "tanh") for _ in range(10)]
+        deep = [layers.Dense(64, "tanh") for _ in range(6)]
         model, x = keras.Sequential([keras.Input((64,)), *deep]), random.normal(size=(4096, 64))
         model.compile("sgd", "mse")
         y = x
@@ -106,49 +105,33 @@ def step_of_ones_own(keras, tf, how, where):
     return model
 
 
-@pytest.mark.parametrize("how, where", quick(
-    ("mean", "layer"), ("said", "step"), ("sum", "loss"), ("largest", "layer"),
-    ("of Keras", "loss"),
-    among=[*itertools.product(
-        ["mean", "said", "sum", "largest", "of Keras"], ["layer", "loss", "step"]
-    )],
+WAYS = ["mean", "said", "sum", "largest", "of Keras"]
+
+
+@pytest.mark.parametrize("how, where, one", quick(
+    ("mean", "layer", False), ("said", "step", False), ("sum", "loss", False),
+    ("of Keras", "loss", False), ("mean", "step", True), ("largest", "step", True),
+    among=[*itertools.product(WAYS, ["layer", "loss", "step"], [False]),
+           *itertools.product(WAYS[:4], ["step"], [True])],
 ))  # fmt: skip
-def test_a_loss_of_ones_own_is_that_of_the_batch_or_is_refused(keras, tf, double, how, where):
+def test_a_loss_of_ones_own_is_that_of_the_batch_or_is_refused(
+    keras, tf, plan, double, how, where, one
+):
+    """Also in a strategy of one device."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(10, 4)), random.normal(size=(10, 3))
-    found = []
-    for pieces in (1, 3):
-        model = step_of_ones_own(keras, tf, how, where)
-        before = model.get_weights()
-        if pieces > 1:
-            fit.use(model, pieces=pieces)
-        if pieces > 1 and how not in ("mean", "said"):
-            with pytest.raises(ValueError, match="is no mean over a batch's examples"):
-                model.fit(x, y, verbose=0)
-            assert all(map(np.array_equal, before, model.get_weights()))
-            assert "make_train_function" not in vars(fit.alone(model))
-            return
-        model.fit(x, y, batch_size=10, verbose=0)
-        found.append(model.get_weights())
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)
 
+    def made():
+        with fit.strategy(plan.devices[:1]).scope() if one else contextlib.nullcontext():
+            return step_of_ones_own(keras, tf, how, where)
 
-@pytest.mark.parametrize("how", ["mean", later("said"), "largest"])
-def test_in_a_strategy_of_one_device_a_step_of_ones_own_is_asked_too(keras, tf, plan, double, how):
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(10, 4)), random.normal(size=(10, 3))
-    found = []
-    for pieces in (1, 3):
-        with fit.strategy(plan.devices[:1]).scope():
-            model = step_of_ones_own(keras, tf, how, "step")
-        if pieces > 1:
-            fit.use(model, pieces=pieces)
-        if pieces > 1 and how == "largest":
-            with pytest.raises(ValueError, match="is no mean over a batch's examples"):
-                model.fit(x, y, verbose=0)
-            return
-        model.fit(x, y, batch_size=10, verbose=0)
-        found.append(model.get_weights())
-    for ours, theirs in zip(*found, strict=True):
+    model, wanted = fit.use(made(), pieces=3), made()
+    if how in ("mean", "said"):
+        for each in (model, wanted):
+            each.fit(x, y, batch_size=10, verbose=0)
+    else:
+        with pytest.raises(ValueError, match="is no mean over a batch's examples"):
+            model.fit(x, y, verbose=0)
+        assert "make_train_function" not in vars(fit.alone(model))
+    for ours, theirs in zip(model.get_weights(), wanted.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,13 +10,14 @@ import numpy as np
 import pytest
 
 import fit_models
-from conftest import ROOT, clean
+from conftest import ROOT, STARTUP, later
 from fit_models import X, Y
-from mgpu_helpers import fit
+from mgpu_helpers import cluster, fit
 from mgpu_helpers.fit import _islands
 from mgpu_helpers.fit._islands import Compiled
 
 SEQUENCES = np.random.default_rng(1).normal(size=(27, 5, 4))
+EVEN = X[:20], Y[:20]  # XLA compiles again for each size of a batch
 
 
 @pytest.fixture
@@ -56,17 +55,17 @@ def results(
         fit.use(model, devices)
     model.jit_compile = compiled
     x, y = data
-    seen = model.fit(x, y, batch_size=10, epochs=2, shuffle=False, verbose=0).history
-    if not whole:
-        return [*seen.values(), *(v.numpy() for v in model.variables)]
-    tried = model.evaluate(x, y, batch_size=10, verbose=0)
-    one = model.train_on_batch(x[:8], y[:8])
-    return [*seen.values(), tried, one, model.predict(x, batch_size=10, verbose=0),
-            model.predict_on_batch(x[:3]), *(v.numpy() for v in model.variables)]  # fmt: skip
+    seen = [*model.fit(x, y, batch_size=10, shuffle=False, verbose=0).history.values()]
+    if whole:
+        seen += [
+            model.evaluate(x, y, batch_size=10, verbose=0), model.train_on_batch(x[:8], y[:8]),
+            model.predict(x, batch_size=10, verbose=0), model.predict_on_batch(x[:3]),
+        ]  # fmt: skip
+    return [*seen, *(v.numpy() for v in model.variables)]
 
 
 def same(
-    make: Callable[[], Any], plan: Any, way: str, near: float = 1e-11, data: Any = (X, Y),
+    make: Callable[[], Any], plan: Any, way: str, near: float = 1e-11, data: Any = EVEN,
     whole: bool = False,
 ) -> None:  # fmt: skip
     wanted = results(make, plan, way, False, data, whole)
@@ -95,7 +94,7 @@ def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, 
     same(make, plan.devices[:1], "shares")
     assert len(of_training(made).sizes) == 1
     made.clear()
-    same(make, plan, "strategy")
+    same(make, plan, "strategy", data=(X, Y))
     assert [where for where, _ in of_training(made).sizes] == [*plan.devices] * 2
     assert started(of_training(made)) <= 13 * len(plan)  # most for the sizes of shares
 
@@ -131,7 +130,7 @@ def test_loops_are_compiled_or_run_between(keras, plan, double, made, way):
 def test_half_precision_scales_and_skips_as_without(keras, tf, plan, made):
     with fit_models.policy("mixed_float16"):
         make = sequential()
-        same(make, plan, "strategy", 1e-3, (X.astype("f"), Y))
+        same(make, plan, "strategy", 1e-3, (EVEN[0].astype("f"), EVEN[1]))
         assert of_training(made).sizes
 
 
@@ -140,40 +139,36 @@ def test_several_steps_in_one_call(keras, plan, double, made):
     assert not {"MatMul", "Tanh"} & of_training(made).alone.keys()
 
 
-class Calls:
-    """Layers with what XLA does not know, or knows already."""
+def doubled() -> Any:
+    """Make a layer with what XLA does not know."""
+    import keras
+    import tensorflow as tf
 
-    @staticmethod
-    def numpy() -> Any:
-        import keras
-        import tensorflow as tf
+    class Doubled(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            y = tf.numpy_function(lambda a: 2 * a, [tf.stop_gradient(x)], x.dtype)
+            return x + tf.ensure_shape(y, x.shape)
 
-        class Doubled(keras.layers.Layer):
-            def call(self, x: Any) -> Any:
-                y = tf.numpy_function(lambda a: 2 * a, [tf.stop_gradient(x)], x.dtype)
-                return x + tf.ensure_shape(y, x.shape)
+    return Doubled()
 
-        return Doubled()
 
-    @staticmethod
-    def compiled() -> Any:
-        import keras
-        import tensorflow as tf
+def sine() -> Any:
+    """Make a layer that is compiled already."""
+    import keras
+    import tensorflow as tf
 
-        return keras.layers.Lambda(tf.function(lambda x: tf.sin(x), jit_compile=True))
+    return keras.layers.Lambda(tf.function(tf.sin, jit_compile=True))
 
 
 @pytest.mark.parametrize("inside, said, way", [
-    ("numpy", ["PyFunc"], "shares"),
-    pytest.param("compiled", [], "strategy", marks=pytest.mark.thorough),
+    (doubled, ["PyFunc"], "shares"), later(sine, [], "strategy"),
 ])  # fmt: skip
 def test_what_xla_does_not_know_runs_between_and_is_named(
     keras, plan, double, inside, said, way
 ):
-    make = sequential(getattr(Calls, inside))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        same(make, plan, way)
+        same(sequential(inside), plan, way)
     told = [str(each.message) for each in caught if "XLA has no" in str(each.message)]
     assert all(kind in told[0] for kind in said) and bool(told) == bool(said)
 
@@ -202,8 +197,9 @@ def test_data_of_open_lengths_run_without(keras, tf, plan, made):
 def test_a_layout_says_whether_it_is_compiled_whatever_compile_says(keras, plan, made):
     for asked, wanted in ((True, False), (False, True)):
         made.clear()
-        model = fit.use(fit_models.dense(jit_compile=asked), plan, compiled=wanted)
-        model.fit(X, Y, verbose=0)
+        model = fit_models.dense(optimizer="sgd", metrics=None, jit_compile=asked)
+        fit.use(model, plan, compiled=wanted)
+        model.fit(X[:4], Y[:4], verbose=0)
         assert any(each.islands.sizes for each in made) == wanted
         assert fit.alone(model).jit_compile == asked
 
@@ -212,17 +208,9 @@ def test_a_layout_says_whether_it_is_compiled_whatever_compile_says(keras, plan,
 def test_a_gradient_through_a_gradient_is_right(keras, tf, plan, double, made):
     """As of the penalty of a Wasserstein GAN."""
 
-    class Steep(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = keras.layers.Dense(8, "tanh")
-            self.last = keras.layers.Dense(1)
-
-        def call(self, x: Any) -> Any:
-            return self.last(self.first(x))
-
+    class Steep(keras.Sequential):
         def train_step(self, data: Any) -> Any:
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+            x, y = data
             with tf.GradientTape() as tape:
                 with tf.GradientTape() as inner:
                     inner.watch(x)
@@ -234,13 +222,12 @@ def test_a_gradient_through_a_gradient_is_right(keras, tf, plan, double, made):
             return {"loss": loss}
 
     def make() -> Any:
-        model = Steep()
-        model(X[:2])
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+        model = Steep([keras.Input((6,)), *layers])
         model.compile("adam", "mse")
         return model
 
-    numbers = fit_models.NUMBERS
-    same(make, plan, "strategy", data=(X, numbers))
+    same(make, plan, "strategy", data=(X, fit_models.NUMBERS))
     assert "Tanh" not in of_training(made).alone
 
 
@@ -315,34 +302,29 @@ def test_a_mobilenet_starts_few_operations(keras, plan, made):
         assert started(of_training(made)) <= most * len(plan)
 
 
-@pytest.mark.thorough
-def test_two_workers_are_compiled_each(plan, tmp_path):
-    model_of = """
-    keras.utils.set_random_seed(0)
-    layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
-    model = keras.Sequential([keras.Input((6,)), *layers])
-    model.compile("sgd", "mse", jit_compile=True)
-x = np.linspace(0, 1, 120).reshape(20, 6)
-seen = model.fit(x, x[:, :3], batch_size=10, epochs=2, shuffle=False, verbose=0).history["loss"]
+WORKER = """
+import json
+import fit_models
+import test_fit_compiled as of
+made, Compiled = [], of.Compiled
+of._islands.Compiled = lambda *args: made.append(Compiled(*args)) or made[-1]
+with fit_models.double():
+    found = of.results(of.sequential(), None, "strategy", True, of.EVEN, False)
+islands = sum(len(each.islands.sizes) for each in made)
+print(json.dumps({"history": found[:2], "islands": islands}))
 """
-    alone: dict[str, Any] = {}
-    exec("import numpy as np, keras\nif True:" + model_of, alone)
-    script = tmp_path / "train.py"
-    script.write_text("""
-import numpy as np, keras
-from mgpu_helpers import fit
-from mgpu_helpers.fit import _islands
-made, Compiled = [], _islands.Compiled
-_islands.Compiled = lambda *of: made.append(Compiled(*of)) or made[-1]
-with fit.strategy().scope():""" + model_of + """
-print("seen", *seen, sum(len(each.islands.sizes) for each in made))
-""")
-    done = subprocess.run(
-        [sys.executable, "-m", "mgpu_helpers", "cluster", "--workers", "2", script],
-        capture_output=True, text=True, timeout=300, cwd=tmp_path,
-        env=clean(MGPU_MODE="cores", PYTHONPATH=str(ROOT / "src")),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    *seen, islands = next(x for x in done.stdout.splitlines() if "seen" in x).split()[-3:]
-    np.testing.assert_allclose([*map(float, seen)], alone["seen"], rtol=1e-5)
-    assert int(islands) >= 2
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("workers")
+def test_two_workers_are_compiled_each(plan, double, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
+    (tmp_path / "train.py").write_text(WORKER)
+    report = cluster.run(
+        tmp_path / "train.py", workers=2, logs=tmp_path, stalled=STARTUP, progress=False
+    )
+    assert report.ok, report
+    history = results(sequential(), plan, "alone", False, EVEN, False)[:2]
+    for worker in report:
+        np.testing.assert_allclose(worker.result["history"], history, rtol=1e-11)
+        assert worker.result["islands"] >= 2

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import numpy as np
 import pytest
 
-from conftest import later
-from fit_models import double
+from conftest import later, quick
 from mgpu_helpers import fit
 
+pytestmark = pytest.mark.usefixtures("double")
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(26, 4)), RANDOM.normal(size=(26, 1))  # with batches of 10 a last of 6
-
-
-@pytest.fixture(autouse=True)
-def exact():
-    with double():
-        yield
 
 
 def layer_with(added):
@@ -47,21 +42,20 @@ def mean_square(ops, y):
 
 LAYERS = {
     "a loss of Keras": lambda ops, y, w: mean_square(ops, y),
-    "a mean": lambda ops, y, w: ops.mean(y**2),
     "a sum": lambda ops, y, w: 0.1 * ops.sum(y**2),
     "of weights": lambda ops, y, w: 0.1 * ops.sum(w**2),
     "a maximum": lambda ops, y, w: ops.max(y**2),
 }
 
 
-def functional(kind, *args):
+def functional(kind, *inside, units=1, loss="mse"):
     import keras
-    from keras import layers
 
-    given = keras.Input((4,))
-    x = layers.BatchNormalization()(layers.Dense(3, "tanh")(given))
-    model = kind(given, layers.Dense(1)(layers.Dropout(0.0)(x)), *args)
-    model.compile(keras.optimizers.SGD(0.05), "mse")
+    x = given = keras.Input((4,))
+    for layer in (keras.layers.Dense(3, "tanh"), *inside, keras.layers.Dense(units)):
+        x = layer(x)
+    model = kind(given, x)
+    model.compile(keras.optimizers.SGD(0.05), loss)
     return model
 
 
@@ -77,7 +71,6 @@ def loss_of_model(of):
 
 
 MODELS = {
-    "a mean": lambda ops, y, p, loss: ops.mean((y - p) ** 2),
     "Keras's and a sum": lambda ops, y, p, loss: loss + 0.1 * ops.sum(p**2),
     "Keras's twice and a mean": lambda ops, y, p, loss: 2 * loss + ops.mean(p**2),
 }
@@ -147,7 +140,6 @@ STEPS = {
     "an average of ten": lambda tf, m, x, y, p: tf.nn.compute_average_loss(
         (y - p)[:, 0] ** 2, global_batch_size=10
     ),
-    "a mean of Keras": lambda tf, m, x, y, p: of_keras(y, p),
     "Keras's, a mean and weights": lambda tf, m, x, y, p: (
         2 * of_keras(y, p) + tf.reduce_mean(p**2) + 0.1 * decay(tf, m)
     ),
@@ -169,12 +161,12 @@ REFUSED = {"a maximum", "a mean of a mask", "a sum and a mean", "a dice"}
 MAKE = {layer_with: LAYERS, loss_of_model: MODELS, step_with: STEPS}
 
 
-def trained(make, scope, x=X, y=Y, **given):
-    """Fit a model made in a scope: its histories, its weights, and what `evaluate` gives."""
+def trained(make, scope=None, x=X, y=Y, tried=False, **given):
+    """Fit a model made in a scope: its histories, with what `evaluate` gives, and its weights."""
     import keras
 
     keras.utils.set_random_seed(0)
-    with scope:
+    with scope or contextlib.nullcontext():
         model = make()
     given = {"batch_size": 10, "epochs": 2, "verbose": 0, "shuffle": False} | given
     before = model.get_weights()
@@ -184,8 +176,10 @@ def trained(make, scope, x=X, y=Y, **given):
         for a, b in zip(model.get_weights(), before, strict=True):
             np.testing.assert_array_equal(a, b)  # nothing was updated yet
         raise
-    tried = model.evaluate(x, y, batch_size=given["batch_size"], verbose=0, return_dict=True)
-    return history | {f"tried {name}": value for name, value in tried.items()}, model.get_weights()
+    if tried:
+        seen = model.evaluate(x, y, batch_size=given["batch_size"], verbose=0, return_dict=True)
+        history |= {f"tried {name}": value for name, value in seen.items()}
+    return history, model.get_weights()
 
 
 def same(found, wanted):
@@ -196,25 +190,40 @@ def same(found, wanted):
         np.testing.assert_allclose(a, b, 1e-12, 1e-14)
 
 
-LONG = {"a mean", "a loss of Keras", "a dice", "of weights", "Keras's and a sum",
-        "an average of ten", "a mean of Keras",
-        "the compiled loss, scaled", "a sum, said", "a sum and a mean",
-        "a mean of a mask, counted by all", "a mean beside all others",
-        "TensorFlow's average"}  # fmt: skip
+def same_in_scope(make, plan, *given, **named):
+    """Hold what replicas come to against one device."""
+    found = trained(make, fit.strategy(plan).scope(), *given, **named)
+    same(found, trained(make, None, *given, **named))
 
 
-@pytest.mark.parametrize("make, of", [
-    pytest.param(make, of, marks=pytest.mark.thorough if of in LONG else ())
-    for make, table in MAKE.items() for of in table
-])  # fmt: skip
+def plain(metrics=None):
+    import keras
+
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=metrics)
+    return model
+
+
+@functools.cache
+def of_plain():
+    return trained(plain)
+
+
+@pytest.mark.parametrize("make, of", quick(
+    (layer_with, "a sum"), (layer_with, "a maximum"), (loss_of_model, "Keras's twice and a mean"),
+    (step_with, "a sum"), (step_with, "Keras's, a mean and weights"),
+    (step_with, "a mean of a mask, said"), (step_with, "a mean of a mask"),
+    among=[(make, of) for make, table in MAKE.items() for of in table],
+))  # fmt: skip
 def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
-    table, scope = MAKE[make], fit.strategy(plan).scope()
+    def made():
+        return make(MAKE[make][of])
+
     if of in REFUSED:
         with pytest.raises(ValueError, match="neither a mean"):
-            trained(lambda: make(table[of]), scope)
+            trained(made, fit.strategy(plan).scope())
     else:
-        found = trained(lambda: make(table[of]), scope)
-        same(found, trained(lambda: make(table[of]), contextlib.nullcontext()))
+        same_in_scope(made, plan, tried=True)
 
 
 ROWS = {
@@ -225,9 +234,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("of", [
-    pytest.param(of, marks=pytest.mark.thorough if k in (1, 2) else ()) for k, of in enumerate(ROWS)
-])  # fmt: skip
+@pytest.mark.parametrize("of", quick("a sum", "a maximum", among=[*ROWS]))
 def test_what_layers_add_in_rows_is_that_of_one_device_or_refused(plan, of):
     """Also where rows meet, of unequal shares, and where one of them is empty."""
 
@@ -236,7 +243,7 @@ def test_what_layers_add_in_rows_is_that_of_one_device_or_refused(plan, of):
             model = layer_with(ROWS[of])
             return fit.use(model, plan, shares=(2, 1)) if laid else model
 
-        return trained(make, contextlib.nullcontext(), X[:11], Y[:11])
+        return trained(make, None, X[:11], Y[:11], tried=True)
 
     if of == "a maximum":
         with pytest.raises(ValueError, match="neither a mean .* compute_loss"):
@@ -261,7 +268,7 @@ def test_what_a_layer_keeps_in_rows_is_that_of_one_device_or_refused(keras, plan
             model.compile("sgd", "mse")
             return fit.use(model, plan) if laid else model
 
-        return trained(make, contextlib.nullcontext())
+        return trained(make)
 
     if kept == "sum":
         with pytest.raises(ValueError, match="what a layer gives .* is no mean"):
@@ -284,47 +291,26 @@ def test_what_replicas_give_each_other_has_to_be_made_of_their_examples(plan, sa
 
 def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
     """A variational autoencoder takes the exponential of what a large layer gives."""
-    import keras
-    import tensorflow as tf
-
-    class Own(keras.Model):
-        def train_step(self, data):
-            x, _ = data
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.exp(self(x)))
-            slopes = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
-            return {"loss": loss}
 
     def make():
-        given = keras.Input((4,))
-        model = Own(given, keras.layers.Dense(1, kernel_initializer="zeros")(1e5 * given))
-        model.compile(keras.optimizers.SGD(1e-12), "mse")
+        model = step_with(lambda tf, m, x, y, p: tf.reduce_mean(tf.exp(1e5 * p)))
+        model.layers[-1].kernel.assign(0 * model.layers[-1].kernel)
+        model.optimizer.learning_rate = 1e-12
         return model
 
-    found = trained(make, fit.strategy(plan).scope())
-    same(found, trained(make, contextlib.nullcontext()))
+    same_in_scope(make, plan)
 
 
-@pytest.mark.parametrize("make, of", [(layer_with, "a sum"), later(step_with, "a dice")])
-def test_on_one_device_any_loss_is_taken(plan, make, of):
-    def on(scope):
-        return trained(lambda: make(MAKE[make][of]), scope)
+def test_on_one_device_any_loss_is_taken(plan):
+    def make():
+        return layer_with(LAYERS["a maximum"])
 
-    same(on(fit.strategy(plan.devices[:1]).scope()), on(contextlib.nullcontext()))
-
-
-def plain(metrics=None):
-    import keras
-
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse", metrics=metrics)
-    return model
+    same_in_scope(make, plan.devices[:1])
 
 
-@pytest.mark.parametrize("keeps", ["sum", "max"])
-def test_a_metric_that_keeps_more_than_sums_is_refused(plan, keeps):
-    import keras
+@pytest.mark.parametrize("keeps", ["sum", "max", "most"])
+def test_a_metric_is_of_sums_or_refused(keras, plan, keeps):
+    """One that is a function gives a number for each example."""
 
     class Keeps(keras.Metric):
         def __init__(self):
@@ -332,43 +318,30 @@ def test_a_metric_that_keeps_more_than_sums_is_refused(plan, keeps):
             self.kept = self.add_weight(shape=(), initializer="zeros", dtype="float64")
 
         def update_state(self, y, p, sample_weight=None):
-            off = keras.ops.abs(y - p)
-            self.kept.assign(
-                self.kept + keras.ops.sum(off) if keeps == "sum"
-                else keras.ops.maximum(self.kept, keras.ops.max(off))
-            )  # fmt: skip
+            off = keras.ops.sum(keras.ops.abs(y - p), 1)
+            # The sum of both, or the largest of both.
+            self.kept.assign(getattr(keras.ops, keeps)(keras.ops.append(off, self.kept)))
 
         def result(self):
             return self.kept
 
-    def on(scope):
-        return trained(lambda: plain([Keeps()]), scope)
-
-    if keeps == "sum":
-        same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
-    else:
-        with pytest.raises(ValueError, match="keeps"):
-            on(fit.strategy(plan).scope())
-
-
-def test_a_metric_of_a_number_that_is_no_mean_is_refused(plan):
-    import keras
-
     def most(y, p):
         return keras.ops.max(y - p)
 
-    with pytest.raises(ValueError, match="most"):
-        trained(lambda: plain([most]), fit.strategy(plan).scope())
+    def make():
+        return plain([most if keeps == "most" else Keeps()])
+
+    if keeps == "sum":
+        same_in_scope(make, plan, tried=True)
+    else:
+        with pytest.raises(ValueError, match="most" if keeps == "most" else "keeps"):
+            trained(make, fit.strategy(plan).scope())
 
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_batch_of_a_known_size_may_leave_a_replica_empty(tf, plan, drop):
     data = tf.data.Dataset.from_tensor_slices((X[:3], Y[:3])).batch(1, drop_remainder=drop)
-
-    def on(scope):
-        return trained(lambda: plain(["mae"]), scope, data, None, batch_size=None)
-
-    same(on(fit.strategy(plan).scope()), on(contextlib.nullcontext()))
+    same_in_scope(lambda: plain(["mae"]), plan, data, None, tried=True, batch_size=None, epochs=1)
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -389,42 +362,35 @@ def test_one_image_is_predicted_on_several_devices(plan, n):
 
 
 def test_a_step_without_a_graph_is_asked_before_it_changes_the_model(keras, plan):
-    def on(scope, of):
+    def making(of):
         def made():
             model = layer_with(of)
             model.compile("sgd", "mse", run_eagerly=True)
             model.layers[0].kernel_regularizer = keras.regularizers.L2(0.1)
             return model
 
-        return trained(made, scope, epochs=1)
+        return made
 
-    same(*(on(scope, LAYERS["a sum"]) for scope in
-           (fit.strategy(plan).scope(), contextlib.nullcontext())))  # fmt: skip
+    same_in_scope(making(LAYERS["a sum"]), plan, X[:16], Y[:16], epochs=1)
     with pytest.raises(ValueError, match="run_eagerly"):
-        on(fit.strategy(plan).scope(), lambda ops, y, w: 2 * mean_square(ops, y))
+        trained(making(lambda ops, y, w: 2 * mean_square(ops, y)), fit.strategy(plan).scope())
 
 
-def test_a_model_that_is_compiled_again_is_asked_again(keras, plan):
-    def on(scope):
-        keras.utils.set_random_seed(0)
-        with scope():
-            sums = []
-            model = step_with(lambda tf, m, x, y, p: (
-                tf.reduce_sum(0.01 * (y - p) ** 2) if sums else tf.reduce_mean((y - p) ** 2)
-            ))  # fmt: skip
-        model.fit(X, Y, batch_size=10, verbose=0, shuffle=False)
-        sums.append(True)
-        with scope():
-            model.compile("sgd", "mse")
-        return model.fit(X, Y, batch_size=10, verbose=0, shuffle=False).history, model.get_weights()
-
-    same(on(fit.strategy(plan).scope), on(contextlib.nullcontext))
+def test_a_model_that_is_compiled_again_is_asked_again(plan):
+    of, scope = ["a mean"], fit.strategy(plan).scope
+    with scope():
+        model = step_with(lambda *given: STEPS[of[-1]](*given))
+    model.fit(X, Y, batch_size=10, verbose=0)
+    of.append("a maximum")
+    with scope():
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="neither a mean"):
+        model.fit(X, Y, batch_size=10, verbose=0)
 
 
 def test_a_mean_of_no_example_stops_the_training(tf, plan):
     with pytest.raises(tf.errors.InvalidArgumentError, match="drop_remainder"):
-        make = lambda: step_with(STEPS["a mean"])  # noqa: E731
-        trained(make, fit.strategy(plan).scope(), X[:11], Y[:11])
+        trained(lambda: step_with(STEPS["a mean"]), fit.strategy(plan).scope(), X[:11], Y[:11])
 
 
 def test_a_loss_that_is_nothing_that_can_be_said_is_refused():
@@ -432,8 +398,12 @@ def test_a_loss_that_is_nothing_that_can_be_said_is_refused():
         fit.loss(1.0, "median")
 
 
-def test_a_gan_starts_as_it_does_on_one_device(tf, plan):
-    """It has no call, two optimizers, two tapes, and parts that are built in the first step."""
+@pytest.mark.parametrize("inside", [False, later(True)])
+def test_a_gan_starts_as_it_does_on_one_device(tf, plan, inside):
+    """It has no call, two optimizers, two tapes, and parts that are built in the first step.
+
+    Its `fit` may be called outside of the scope or inside.
+    """
     import keras
     from keras import layers
 
@@ -442,11 +412,8 @@ def test_a_gan_starts_as_it_does_on_one_device(tf, plan):
             super().__init__()
             self.maker = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(4)])
             self.judge = keras.Sequential([layers.Dense(5, "tanh"), layers.Dense(1)])
-            self.losses_seen = [keras.metrics.Mean(name=name) for name in ("maker", "judge")]
-
-        def compile(self, first, second):
-            super().compile()
-            self.first, self.second = first, second
+            self.first, self.second = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1)
+            self.seen = keras.metrics.Mean(name="seen")
 
         def train_step(self, real):
             noise, ask = real[:, ::-1], keras.losses.BinaryCrossentropy(from_logits=True)
@@ -458,35 +425,25 @@ def test_a_gan_starts_as_it_does_on_one_device(tf, plan):
             slopes = tape.gradient(judged, self.judge.trainable_weights)
             self.second.apply_gradients(zip(slopes, self.judge.trainable_weights, strict=True))
             with tf.GradientTape() as tape:
-                made = tf.reduce_mean(
-                    keras.losses.binary_crossentropy(
-                        tf.zeros_like(noise[:, :1]), self.judge(self.maker(noise)), True
-                    )
-                )
+                made = tf.reduce_mean(tf.nn.softplus(self.judge(self.maker(noise))))
             slopes = tape.gradient(made, self.maker.trainable_weights)
             self.first.apply_gradients(zip(slopes, self.maker.trainable_weights, strict=True))
-            self.losses_seen[0].update_state(made)
-            self.losses_seen[1].update_state(judged)
-            return {each.name: each.result() for each in self.losses_seen}
+            self.seen.update_state(made + judged)
+            return {"seen": self.seen.result()}
 
+    def make():
+        model = Gan()
+        model.compile()
+        return model
+
+    outer, inner = fit.strategy(plan).scope(), contextlib.nullcontext()
+    with outer if inside else inner:
+        found = trained(make, inner if inside else outer, X, None, epochs=1)
+    same(found, trained(make, None, X, None, epochs=1))
+
+
+def test_a_batch_by_hand_is_shared_out_as_one_of_a_dataset(keras, plan):
     def on(scope):
-        keras.utils.set_random_seed(0)
-        with scope:
-            model = Gan()
-            model.compile(keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1))
-        seen = model.fit(X, batch_size=10, epochs=2, verbose=0, shuffle=False).history
-        return seen, model.get_weights()
-
-    wanted = on(contextlib.nullcontext())
-    same(on(fit.strategy(plan).scope()), wanted)
-    with fit.strategy(plan).scope():
-        same(on(contextlib.nullcontext()), wanted)
-
-
-def test_a_batch_by_hand_is_shared_out_as_one_of_a_dataset(plan):
-    def on(scope):
-        import keras
-
         keras.utils.set_random_seed(0)
         with scope:
             model = step_with(STEPS["a sum"])
@@ -501,10 +458,10 @@ def test_a_dataset_that_was_distributed_already_is_taken(tf, plan):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(10)
     found = trained(plain, strategy.scope(), strategy.experimental_distribute_dataset(data), None,
                     batch_size=None)  # fmt: skip
-    same(found, trained(plain, contextlib.nullcontext(), data, None, batch_size=None))
+    same(found, of_plain())
 
 
-@pytest.mark.parametrize("n", [later(24), later(26), 21])
+@pytest.mark.parametrize("n", [21, later(26)])
 def test_a_dataset_of_each_replicas_batches_is_that_of_the_global_batches(tf, plan, n):
     """Of which the last one may be shorter, or there for one replica only."""
     strategy, asked = fit.strategy(plan), []
@@ -515,10 +472,12 @@ def test_a_dataset_of_each_replicas_batches_is_that_of_the_global_batches(tf, pl
         return data.batch(context.get_per_replica_batch_size(8))
 
     parts = strategy.distribute_datasets_from_function(of_replica)
-    found = trained(plain, strategy.scope(), parts, None, validation_data=parts, batch_size=None)
     data = tf.data.Dataset.from_tensor_slices((X[:n], Y[:n])).batch(8)
-    same(found, trained(plain, contextlib.nullcontext(), data, None, validation_data=data,
-                        batch_size=None))  # fmt: skip
+    found, wanted = (
+        trained(plain, scope, each, None, validation_data=each, batch_size=None)
+        for scope, each in ((strategy.scope(), parts), (None, data))
+    )
+    same(found, wanted)
     assert len(asked) == 1
 
 
@@ -532,30 +491,27 @@ def test_a_fit_that_somebody_has_wrapped_is_called_as_ever(keras, plan, monkeypa
     monkeypatch.setattr(keras.Model, "fit", wrapped)
     found = trained(plain, fit.strategy(plan).scope())
     assert len(called) == 1
-    same(found, trained(plain, contextlib.nullcontext()))
+    same(found, of_plain())
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("asked, compiled", [
-    ("auto", True), later(True, True), later(False, False),
-])  # fmt: skip
-def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n, asked, compiled):
+def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n):
     """With a GPU in TensorFlow's list, which is what Keras asks for."""
-    import keras
-
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *kind: [
-        tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    ])  # fmt: skip
-
-    def made():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse", jit_compile=asked)
-        return model
-
+    gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda *kind: [gpu])
     kept = []
-    found = trained(lambda: kept.append(made()) or kept[0], fit.strategy(plan.devices[:n]).scope())
-    assert kept[0].jit_compile is compiled
-    same(found, trained(plain, contextlib.nullcontext()))
+
+    def made(asked="auto"):
+        kept.append(plain())
+        kept[-1].compile("sgd", "mse", jit_compile=asked)
+        return kept[-1]
+
+    scope = fit.strategy(plan.devices[:n]).scope
+    found = trained(made, scope(), X[:10], Y[:10])
+    with scope():
+        made(True), made(False)
+    assert [model.jit_compile for model in kept] == [True, True, False]
+    same(found, trained(plain, None, X[:10], Y[:10]))
 
 
 def test_keras_runs_its_own_code_outside_of_scopes_and_fits_of_ours(keras, plan):

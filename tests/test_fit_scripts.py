@@ -53,35 +53,39 @@ def original(script: Path) -> tuple[str, int]:
     return "\n".join(kept) + "\n", changed
 
 
-def environment() -> dict[str, str]:
-    path = str(ROOT / "src")
-    return clean(PYTHONPATH=path, MGPU_MODE="cores", MGPU_DEVICES="2", CUDA_VISIBLE_DEVICES="-1")
-
-
 def printed(text: str) -> dict[str, Any]:
     """Read the history that a script prints as its last line."""
     return json.loads(text.splitlines()[-1])
 
 
-def run(script: Path, arguments: list[str], folder: Path) -> dict[str, Any]:
-    words = [word.format(folder=folder) for word in arguments]
-    done = subprocess.run([sys.executable, script, *words], env=environment(), capture_output=True,
-                          text=True, timeout=LIMIT)  # fmt: skip
+def ended(command: list[Any], **env: str) -> subprocess.CompletedProcess:
+    """Run a Python that has to end well."""
+    env = clean(PYTHONPATH=str(ROOT / "src"), MGPU_MODE="cores", MGPU_DEVICES="2") | env
+    with limited(2 * LIMIT):  # also where its workers live on, with what it has printed to
+        done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    return done
+
+
+def words(arguments: list[str], folder: Path) -> list[str]:
+    return [word.format(folder=folder) for word in arguments]
+
+
+def run(script: Path, arguments: list[str], folder: Path) -> dict[str, Any]:
+    done = ended([script, *words(arguments, folder)], CUDA_VISIBLE_DEVICES="-1")
     return printed(done.stdout)
 
 
 def run_workers(script: Path, arguments: list[str], folder: Path) -> list[dict[str, Any]]:
     """Run a script by `mgpu cluster`, as it says, and give what each worker has printed."""
-    words = [word.format(folder=folder) for word in arguments]
     logs = folder.with_name(folder.name + "_logs")
     options = ["--workers", "2", "--logs", logs, "--stalled", "200", "--time-limit", str(LIMIT)]
-    command = [sys.executable, "-m", "mgpu_helpers", "cluster", *options, script, "--", *words]
-    env = {k: v for k, v in environment().items() if k not in ("CUDA_VISIBLE_DEVICES")}
-    with limited(2 * LIMIT):
-        done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    ended(["-m", "mgpu_helpers", "cluster", *options, script, "--", *words(arguments, folder)])
     return [printed((logs / f"worker_{i}.log").read_text()) for i in range(2)]
+
+
+# How to run a script, and get what each of its processes has printed.
+WHERE = {"devices": lambda *of: [run(*of)], "workers": run_workers}
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +119,12 @@ def test_three_lines_of_a_script_are_ours(name):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", SAME)
-def test_two_devices_print_the_history_of_one(name, alone, tmp_path):
+def test_two_devices_or_workers_print_the_history_of_one(name, where, alone, tmp_path):
     arguments, bound = SAME[name]
-    found = run(EXAMPLES / f"{name}.py", arguments, tmp_path / "two")
-    compare(found, alone(name), bound)
+    for found in WHERE[where](EXAMPLES / f"{name}.py", arguments, tmp_path / "two"):
+        compare(found, alone(name), bound)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -129,23 +134,12 @@ def test_mgpu_trains_a_script_on_two_devices_as_it_is(name, alone, tmp_path):
     arguments, bound = SAME[name]
     script = tmp_path / f"{name}.py"
     script.write_text(original(EXAMPLES / script.name)[0])
-    words = [word.format(folder=tmp_path / "two") for word in arguments]
     check = ["--check"] * (name in CHECKED)
-    command = [sys.executable, "-m", "mgpu_helpers", script, *check, *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    command = ["-m", "mgpu_helpers", script, *check, *words(arguments, tmp_path / "two")]
+    done = ended(command, CUDA_VISIBLE_DEVICES="-1")
     assert f"{script} trains on /CPU:1, /CPU:2" in done.stderr
     assert done.stderr.count("does on all devices what it does on one.") == len(check)
     compare(printed(done.stdout), alone(name), bound)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", SAME)
-def test_two_workers_print_the_history_of_one_device(name, alone, tmp_path):
-    arguments, bound = SAME[name]
-    wanted = alone(name)
-    for found in run_workers(EXAMPLES / f"{name}.py", arguments, tmp_path / "two"):
-        compare(found, wanted, bound)
 
 
 @pytest.mark.thorough
@@ -160,15 +154,10 @@ def test_mixed_precision_rounds_nearly_as_on_one_device(policy, bound, alone, tm
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("where", ["devices", "workers"])
+@pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", RANDOM)
 def test_what_draws_learns_too(name, where, tmp_path):
     """With augmentation, dropout and mixed precision the numbers are others, alike on workers."""
-    script, folder = EXAMPLES / f"{name}.py", tmp_path / "two"
-    if where == "devices":
-        found = [run(script, RANDOM[name], folder)]
-    else:
-        found = run_workers(script, RANDOM[name], folder)
-    assert all(each == found[0] for each in found)
-    assert np.isfinite(found[0]["loss"]).all()
-    assert found[0]["loss"][-1] < 0.8 * found[0]["loss"][0]
+    first, *others = WHERE[where](EXAMPLES / f"{name}.py", RANDOM[name], tmp_path / "two")
+    assert all(each == first for each in others)
+    assert np.isfinite(first["loss"]).all() and first["loss"][-1] < 0.8 * first["loss"][0]

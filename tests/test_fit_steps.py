@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
 
 from conftest import later, quick
-from fit_models import double
 from mgpu_helpers import fit
-from test_fit_losses import RANDOM, same, trained
+from test_fit_losses import RANDOM, functional, same, trained
 
+pytestmark = pytest.mark.usefixtures("double")
 X, Y = RANDOM.normal(size=(29, 4)), RANDOM.normal(size=(29, 2))  # in batches of 11, 11 and 7
-
-
-@pytest.fixture(autouse=True)
-def exact():
-    with double():
-        yield
-
-
-def functional(kind, loss="mse"):
-    import keras
-
-    given = keras.Input((4,))
-    x = keras.layers.BatchNormalization()(keras.layers.Dense(3, "tanh")(given))
-    model = kind(given, keras.layers.Dense(2)(x))
-    model.compile(keras.optimizers.SGD(0.05), loss)
-    return model
 
 
 def error(tf, y, p):
@@ -64,7 +46,7 @@ def stepping(of=error, slopes_of=None, change=None, keeps=None):
             return {"shown": self.seen.result(), "off": self.root.result(), "norm": norm,
                     "loss": error(tf, y, p)}  # fmt: skip
 
-    model = functional(Own)
+    model = functional(Own, keras.layers.BatchNormalization(), units=2)
     model.seen, model.root = (
         keras.metrics.Mean(name="seen"), keras.metrics.RootMeanSquaredError("root")
     )
@@ -72,7 +54,7 @@ def stepping(of=error, slopes_of=None, change=None, keeps=None):
     return model
 
 
-def on(make, scope):
+def on(make, scope=None):
     return trained(make, scope, X, Y, batch_size=11)
 
 
@@ -82,13 +64,27 @@ def by_hand(tf, slopes, weights):
     return []
 
 
+def sums(tf, kept, x):
+    return kept + tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(x, 0))
+
+
+def several(tf, y, p):
+    return [error(tf, y, p), tf.reduce_mean(p**2)]
+
+
+def clipped(tf, slopes, weights):
+    return tf.clip_by_global_norm(slopes, 0.1)[0]
+
+
 EQUAL = {
     "as Keras does": {},
-    "of several losses": {"of": lambda tf, y, p: [error(tf, y, p), tf.reduce_mean(p**2)]},
+    "of several losses, clipped, with a sum kept": {
+        "of": several, "change": clipped, "keeps": sums
+    },
+    "of several losses": {"of": several},
     "of a loss for each example": {"of": lambda tf, y, p: tf.reduce_mean((y - p) ** 2, 1)},
     "of one in a list of rank 1": {"of": lambda tf, y, p: error(tf, y, p)[None]},
     "of a mean of all": {"of": lambda tf, y, p: averaged(tf, error(tf, y, p)) * error(tf, y, p)},
-    "clipped by their norm": {"change": lambda tf, g, w: tf.clip_by_global_norm(g, 0.1)[0]},
     "with a decay": {"change": lambda tf, g, w: [a + 0.1 * b for a, b in zip(g, w, strict=True)]},
     "applied by hand": {"change": by_hand},
     "without a tape, said": {"slopes_of": lambda tf, loss, w: [
@@ -99,20 +95,15 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("how", quick(
-    "of several losses", "clipped by their norm", among=[*EQUAL]
+    "of several losses, clipped, with a sum kept", among=[*EQUAL]
 ))  # fmt: skip
 def test_a_step_has_the_gradients_and_results_of_all_examples(plan, how):
-    found, wanted = (on(lambda: stepping(**EQUAL[how]), scope) for scope in
-                     (fit.strategy(plan).scope(), contextlib.nullcontext()))  # fmt: skip
-    same(found, wanted)
+    found = on(lambda: stepping(**EQUAL[how]), fit.strategy(plan).scope())
+    same(found, on(lambda: stepping(**EQUAL[how])))
 
 
 def mean_so_far(tf, kept, x):
     return 0.9 * kept + 0.1 * tf.reduce_mean(x, 0)
-
-
-def sums(tf, kept, x):
-    return kept + tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(x, 0))
 
 
 @pytest.mark.parametrize("what, named", [
@@ -123,11 +114,6 @@ def sums(tf, kept, x):
 def test_what_a_replica_makes_of_its_examples_alone_is_refused(plan, what, named):
     with pytest.raises(ValueError, match=named):
         on(lambda: stepping(**what), fit.strategy(plan).scope())
-
-
-def test_what_is_kept_of_all_examples_is_that_of_one_device(plan):
-    same(*(on(lambda: stepping(keeps=sums), scope) for scope in
-           (fit.strategy(plan).scope(), contextlib.nullcontext())))  # fmt: skip
 
 
 def root(y, p):
@@ -143,21 +129,21 @@ def beside_others(y, p):
     return keras.ops.mean((y - p) ** 2, -1) * keras.ops.softmax(keras.ops.mean(y - p, -1))
 
 
-@pytest.mark.parametrize("loss, pieces", [
-    ("dice", 0), (root, 0), ("for each", 0), ("dice", 2), later(root, 2), later(beside_others, 0),
-    (beside_others, 2), later("of its own call", 0), ("of its own call", 2),
+@pytest.mark.parametrize("kind, pieces", [
+    ("dice", 0), ("root", 0), ("for each", 0), ("dice", 2),
+    ("beside others", 2), later("beside others", 0), ("own call", 2), later("own call", 0),
 ])  # fmt: skip
-def test_a_compiled_loss_that_is_no_mean_is_refused(keras, plan, loss, pieces):
+def test_a_compiled_loss_that_is_no_mean_is_refused(keras, plan, kind, pieces):
     """Beside it that of each piece would be another one, too."""
-    if loss == "for each":
-        loss = keras.losses.MeanSquaredError(reduction="none")
-    if loss == "of its own call":
 
-        class Root(keras.losses.Loss):
-            def __call__(self, y, p, sample_weight=None):
-                return root(y, p)
+    class Root(keras.losses.Loss):
+        def __call__(self, y, p, sample_weight=None):
+            return root(y, p)
 
-        loss = Root()
+    loss = {
+        "dice": "dice", "root": root, "beside others": beside_others, "own call": Root(),
+        "for each": keras.losses.MeanSquaredError(reduction="none"),
+    }[kind]  # fmt: skip
 
     def make():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, "sigmoid")])
@@ -165,7 +151,7 @@ def test_a_compiled_loss_that_is_no_mean_is_refused(keras, plan, loss, pieces):
         return fit.use(model, pieces=pieces) if pieces else model
 
     with pytest.raises(ValueError, match="mean|depends on the others|__call__"):
-        on(make, contextlib.nullcontext() if pieces else fit.strategy(plan).scope())
+        on(make, None if pieces else fit.strategy(plan).scope())
 
 
 def test_a_metric_from_outside_of_the_scope_is_refused(keras, plan):
@@ -180,8 +166,7 @@ def test_a_metric_from_outside_of_the_scope_is_refused(keras, plan):
 
 def test_gradients_that_are_changed_in_pieces_are_refused(plan):
     with pytest.warns(UserWarning, match="normalizes"), pytest.raises(ValueError, match="clipnorm"):
-        on(lambda: fit.use(stepping(**EQUAL["clipped by their norm"]), pieces=2),
-           contextlib.nullcontext())  # fmt: skip
+        on(lambda: fit.use(stepping(change=clipped), pieces=2))
 
 
 def numbers(tf, model, x, y, p):
@@ -212,9 +197,7 @@ def giving(numbers=None, keeps=None, metric=None):
                 given["seen"] = self.seen.result()
             return given
 
-    given = keras.Input((4,))
-    model = Own(given, keras.layers.Dense(2)(keras.layers.Dense(3, "tanh")(given)))
-    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model = functional(Own, units=2)
     model.kept = model.add_weight(shape=(), initializer="zeros", trainable=False)
     model.seen = metric and getattr(keras.metrics, metric)(name="seen")
     return model
@@ -225,15 +208,14 @@ def giving(numbers=None, keeps=None, metric=None):
 ], ids=["numbers", "Mean", "Sum"])  # fmt: skip
 @pytest.mark.parametrize("pieces", [later(0), 3])
 def test_numbers_that_a_step_gives_are_those_of_the_batch(plan, pieces, what):
-    """Of pieces of 4, 4 and 3 examples, as of replicas."""
+    """Of pieces of 4, 4 and 3 examples, as of replicas, which give no vectors."""
     if pieces:
-        found = on(lambda: fit.use(giving(**what), pieces=3), contextlib.nullcontext())
+        found = on(lambda: fit.use(giving(**what), pieces=3))
     else:
-        what = {"numbers": lambda *given: {
-            name: x for name, x in numbers(*given).items() if name != "each"
-        }} if "numbers" in what else what  # fmt: skip
+        if "numbers" in what:
+            what = {"numbers": lambda *of: {k: x for k, x in numbers(*of).items() if k != "each"}}
         found = on(lambda: giving(**what), fit.strategy(plan).scope())
-    same(found, on(lambda: giving(**what), contextlib.nullcontext()))
+    same(found, on(lambda: giving(**what)))
 
 
 @pytest.mark.parametrize("what, named", [
@@ -245,7 +227,7 @@ def test_numbers_that_a_step_gives_are_those_of_the_batch(plan, pieces, what):
 ])  # fmt: skip
 def test_what_a_step_would_do_once_for_each_piece_is_refused(plan, what, named):
     with pytest.raises(ValueError, match=named):
-        on(lambda: fit.use(giving(**what), pieces=2), contextlib.nullcontext())
+        on(lambda: fit.use(giving(**what), pieces=2))
 
 
 @pytest.mark.parametrize("pieces", [0, 2])
@@ -269,7 +251,7 @@ def test_a_tape_in_a_function_that_a_step_calls_is_refused(tf, keras, plan, piec
         return fit.use(model, pieces=2) if pieces else model
 
     with pytest.raises(ValueError, match="a @tf.function, where"):
-        on(make, contextlib.nullcontext() if pieces else fit.strategy(plan).scope())
+        on(make, None if pieces else fit.strategy(plan).scope())
 
 
 @pytest.mark.parametrize("laid", ["rows", "pieces"])
@@ -285,9 +267,9 @@ def test_layers_of_open_length_are_asked_with_a_length_that_they_take(tf, keras,
     model = keras.Model(given, keras.layers.Dense(2)(Places()(given)))
     model.compile("sgd", "mse")
     fit.use(model, **({"layout": plan} if laid == "rows" else {"pieces": 2}))
-    data = tf.data.Dataset.from_tensors((np.ones((5, 4, 3)), np.ones((5, 4, 2))))
-    spec = tf.TensorSpec((None, None, 3), "float64"), tf.TensorSpec((None, None, 2), "float64")
-    open_data = tf.data.Dataset.from_generator(data.as_numpy_iterator, output_signature=spec)
+    of = tf.TensorSpec((None, None, 3), "float64"), tf.TensorSpec((None, None, 2), "float64")
+    ones = [(np.ones((5, 4, 3)), np.ones((5, 4, 2)))]
+    open_data = tf.data.Dataset.from_generator(lambda: ones, output_signature=of)
     assert np.isfinite(model.fit(open_data, verbose=0).history["loss"]).all()
 
 
