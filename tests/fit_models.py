@@ -264,16 +264,12 @@ def positions() -> Any:
 
 
 def two_of_each() -> Any:
-    """Have two inputs and outputs, in dicts, with losses, weights and metrics for each.
-
-    A layer takes both inputs, and each time adds to the loss.
-    """
+    """Have two inputs and two outputs, in dicts, with losses, weights and metrics for each."""
     import keras
     from keras import layers
 
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-    both = layers.Dense(4, "tanh", activity_regularizer="l2")
-    x = layers.Concatenate()([both(a), both(b)])
+    x = layers.Concatenate()([layers.Dense(4, "tanh")(a), layers.Dense(4)(b)])
     made = {"kind": layers.Dense(3)(x), "box": layers.Dense(1)(x)}
     model = keras.Model({"a": a, "b": b}, made)
     weighted = cross(reduction="mean_with_sample_weight")
@@ -284,12 +280,16 @@ def two_of_each() -> Any:
 
 
 def list_of_outputs() -> Any:
-    """Have a head without a loss, and a sum for that of a column, whose labels are numbers."""
+    """Have a head without a loss, and a sum for that of a column, whose labels are numbers.
+
+    A layer is called twice, and adds to the loss each time.
+    """
     import keras
     from keras import layers
 
     given = keras.Input((6,))
-    x = layers.Dense(5, "tanh", activity_regularizer="l2")(given)
+    same = layers.Dense(6, "tanh", activity_regularizer="l2")
+    x = same(same(given))
     heads = [layers.Dense(n, name=f"head_{n}")(x) for n in (3, 1, 2)]
     model = keras.Model(given, heads)
     model.compile("adamw", [cross(), keras.losses.MeanSquaredError(reduction="sum"), None])
