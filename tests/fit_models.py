@@ -20,6 +20,7 @@ Y, NUMBERS = RANDOM.integers(0, 3, SIZE), RANDOM.normal(size=(SIZE, 1))
 HEAVY = np.linspace(0.1, 4.0, SIZE)
 TOKENS = RANDOM.integers(1, 9, (SIZE, 5))
 TOKENS[np.arange(5) >= RANDOM.integers(1, 6, SIZE)[:, None]] = 0
+WEIGHTS = np.outer(HEAVY, range(1, 6))  # of each token
 TAGS = RANDOM.integers(0, 3, (SIZE, 5))
 IMAGES = RANDOM.normal(size=(SIZE, 6, 6, 2))
 
@@ -121,14 +122,14 @@ def sequential() -> Any:
 
 
 def normalized() -> Any:
-    """Conv, pooling and BatchNormalization, also in a model within the model, with momentum."""
+    """Conv, pooling and BatchNormalization, also frozen and in a model within the model."""
     import keras
     from keras import layers
 
     inner = keras.Sequential([keras.Input((6, 6, 4)), layers.BatchNormalization(), layers.ReLU()])
     given = keras.Input((6, 6, 2))
     x = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(given))
-    x = layers.Add()([x, inner(x)])
+    x = layers.BatchNormalization(trainable=False)(layers.Add()([x, inner(x)]))
     model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), cross(), metrics=["accuracy"])
     return model, {"x": IMAGES, "validation_split": 0.2}
@@ -192,7 +193,7 @@ def mean_of_weights() -> Any:
 
 
 def masks() -> Any:
-    """Have a mask on the output, and one from the labels, in a loss of a mean."""
+    """Have a mask on the output, one from the labels, and weights, in a loss of a mean."""
     import keras
     from keras import layers
 
@@ -202,7 +203,7 @@ def masks() -> Any:
     ])  # fmt: skip
     adam = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
     model.compile(adam, cross(ignore_class=1), metrics=["accuracy"])
-    return model, {"x": TOKENS, "y": TAGS}
+    return model, {"x": TOKENS, "y": TAGS, "sample_weight": WEIGHTS}
 
 
 def masked_normal() -> Any:
@@ -216,18 +217,25 @@ def masked_normal() -> Any:
     return model, {"x": TOKENS[:22], "y": TAGS[:22]}
 
 
-def attention() -> Any:
-    """Give one tensor twice to a layer, whose masks come with it."""
+def causal() -> Any:
+    """Have a block of a Transformer that looks back only, past what a mask leaves out.
+
+    One tensor is given twice to a layer, whose masks come with it.
+    """
     import keras
     from keras import layers
 
     given = keras.Input((5,), dtype="int32")
-    x = layers.Embedding(9, 4, mask_zero=True)(given)
-    seen = layers.MultiHeadAttention(2, 4, name="heads_0")(x, x)
-    x = layers.LayerNormalization()(layers.Add()([x, seen]))
-    model = keras.Model(given, layers.Dense(3)(layers.GlobalAveragePooling1D()(x)))
-    model.compile("adam", cross(), metrics=["accuracy"])
-    return model, {"x": TOKENS}
+    x = layers.Embedding(9, 8, mask_zero=True)(given)
+    y = layers.LayerNormalization()(x)
+    y = layers.MultiHeadAttention(4, 3, name="heads_0")(y, y, use_causal_mask=True)
+    x = layers.Add()([x, y])
+    y = layers.Dense(12, "gelu", name="up_0")(layers.LayerNormalization()(x))
+    x = layers.Add()([x, layers.Dense(8, name="down_0")(y)])
+    model = keras.Model(given, layers.Dense(3)(x))
+    adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.1, use_ema=True)
+    model.compile(adamw, cross(), metrics=["accuracy"], weighted_metrics=["accuracy"])
+    return model, {"x": TOKENS, "y": TAGS, "sample_weight": WEIGHTS}
 
 
 def positions() -> Any:
@@ -262,25 +270,30 @@ def two_of_each() -> Any:
 
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
     x = layers.Concatenate()([layers.Dense(4, "tanh")(a), layers.Dense(4)(b)])
-    made = {"kind": layers.Dense(3, name="kind")(x), "box": layers.Dense(1, name="box")(x)}
+    made = {"kind": layers.Dense(3)(x), "box": layers.Dense(1)(x)}
     model = keras.Model({"a": a, "b": b}, made)
-    model.compile("adam", {"kind": cross(), "box": "mse"}, {"kind": 1.0, "box": 0.3},
+    weighted = cross(reduction="mean_with_sample_weight")
+    model.compile("adam", {"kind": weighted, "box": "mse"}, {"kind": 1.0, "box": 0.3},
                   metrics={"kind": "accuracy", "box": ["mae"]})  # fmt: skip
     data = {"x": {"a": X, "b": Z}, "y": {"kind": Y, "box": NUMBERS}}
     return model, data | {"sample_weight": {"kind": HEAVY, "box": HEAVY[::-1].copy()}}
 
 
 def list_of_outputs() -> Any:
-    """Have a head without a loss, and a sum for the loss of another."""
+    """Have a head without a loss, and a sum for that of a column, whose labels are numbers.
+
+    A layer is called twice, and adds to the loss each time.
+    """
     import keras
     from keras import layers
 
     given = keras.Input((6,))
-    x = layers.Dense(5, "tanh", activity_regularizer="l2")(given)
+    same = layers.Dense(6, "tanh", activity_regularizer="l2")
+    x = same(same(given))
     heads = [layers.Dense(n, name=f"head_{n}")(x) for n in (3, 1, 2)]
     model = keras.Model(given, heads)
     model.compile("adamw", [cross(), keras.losses.MeanSquaredError(reduction="sum"), None])
-    return model, {"y": [Y, NUMBERS, NUMBERS]}
+    return model, {"y": [Y, NUMBERS[:, 0], NUMBERS]}
 
 
 def regularized() -> Any:
@@ -336,14 +349,19 @@ def watched() -> Any:
 
 
 def sure() -> Any:
-    """A softmax and a sigmoid of large numbers: of probabilities below 1e-7 a loss would be cut."""
+    """A softmax and a sigmoid of large numbers: of probabilities below 1e-7 a loss would be cut.
+
+    For what the model gives besides there is neither a loss nor a label.
+    """
     import keras
 
     given = keras.Input((6,))
-    x = keras.layers.Dense(5, name="up_0")(keras.layers.Dense(5)(given))
-    kind = keras.layers.Dense(3, "softmax", name="kind")(x)
-    model = keras.Model(given, {"kind": kind, "is": keras.layers.Dense(1, "sigmoid", name="is")(x)})
-    for layer in model.layers[-2:]:
+    first = keras.layers.Dense(5)(given)
+    x = keras.layers.Dense(5, name="up_0")(first)
+    heads = {"kind": (3, "softmax"), "is": (1, "sigmoid")}
+    last = {name: keras.layers.Dense(*each, name=name) for name, each in heads.items()}
+    model = keras.Model(given, {k: layer(x) for k, layer in last.items()} | {"besides": first})
+    for layer in last.values():
         layer.kernel.assign(40 * layer.kernel)
     losses = {"kind": "sparse_categorical_crossentropy", "is": "binary_crossentropy"}
     model.compile("adam", losses)
@@ -367,25 +385,6 @@ def gated() -> Any:
     adamw.exclude_from_weight_decay([up.kernel])
     model.compile(adamw, cross(), metrics=["accuracy"])
     return model, {"validation_split": 0.2, "class_weight": {0: 0.2, 1: 1.0, 2: 5.0}}
-
-
-def causal() -> Any:
-    """Have a block of a Transformer that looks back only, past what a mask leaves out."""
-    import keras
-    from keras import layers
-
-    given = keras.Input((5,), dtype="int32")
-    x = layers.Embedding(9, 8, mask_zero=True)(given)
-    y = layers.LayerNormalization()(x)
-    y = layers.MultiHeadAttention(4, 3, name="heads_0")(y, y, use_causal_mask=True)
-    x = layers.Add()([x, y])
-    y = layers.Dense(12, "gelu", name="up_0")(layers.LayerNormalization()(x))
-    x = layers.Add()([x, layers.Dense(8, name="down_0")(y)])
-    model = keras.Model(given, layers.Dense(3)(x))
-    adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.1, use_ema=True)
-    model.compile(adamw, cross(), metrics=["accuracy"], weighted_metrics=["accuracy"])
-    weights = np.outer(HEAVY, range(1, 6))
-    return model, {"x": TOKENS, "y": TAGS, "sample_weight": weights}
 
 
 def decoder() -> Any:
@@ -484,8 +483,8 @@ def mobilenet() -> Any:
 # What every way takes, and what is for some.
 ORDINARY = (
     sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
-    masked_normal, attention, positions, two_of_each, list_of_outputs, regularized, areas,
+    masked_normal, causal, positions, two_of_each, list_of_outputs, regularized, areas,
     last_of_one, several_steps, keras_accumulates, averaged, watched, sure,
 )  # fmt: skip
-SPECIAL = (gated, causal, decoder, dropped, sentences, mobilenet)
+SPECIAL = (gated, decoder, dropped, sentences, mobilenet)
 CASES = {each.__name__: each for each in (*ORDINARY, *SPECIAL)}

@@ -23,8 +23,7 @@ from mgpu_helpers.fit.strategies import PACK, _of
 
 CASES = ROOT / "tests" / "fit_cases.py"
 # Of a case: how far a number may be off as a share of the largest, and 0.001 at least.
-EXACT = {"cnn": 1e-9, "transformer": 1e-6, "two": 1e-9, "averaged": 1e-9,
-         "own": 1e-5, "mixed": 2e-3}  # fmt: skip
+EXACT = {"cnn": 1e-9, "transformer": 1e-6, "two": 1e-9, "own": 1e-5, "mixed": 2e-3}
 
 
 def largest_difference(found: Any, one: Any, case: str, n: int) -> float:
@@ -50,14 +49,8 @@ def run_cases(file: Any, cases: str, replicas: str) -> Any:
 
 
 @pytest.mark.thorough
-def test_a_fit_on_three_replicas_is_that_of_one_device(tmp_path):
-    """Batches of 16, 13, 7 and 3 examples: one does not divide, and one leaves parts of one."""
-    found = run_cases(tmp_path / "found.npz", "cnn", "1,3")
-    assert largest_difference(found, found, "cnn", 3) < EXACT["cnn"]
-
-
-@pytest.mark.thorough
 def test_every_case_on_two_to_four_replicas_is_that_of_one_device(tmp_path):
+    """Batches of 16, 13, 7 and 3 examples: one does not divide, and one leaves parts of one."""
     found = run_cases(tmp_path / "found.npz", ",".join(EXACT), "1,2,3,4")
     for case, bound in EXACT.items():
         for n in (2, 3, 4):
@@ -89,17 +82,6 @@ def line(keras: Any, *layers: Any, loss: Any = "mse", **settings: Any) -> Any:
     model = keras.Sequential([keras.Input([1]), *layers, weight])
     model.compile(keras.optimizers.SGD(0.01, **settings), loss, metrics=["mae"])
     return model
-
-
-def seen_by(replicas: Any, keras: Any) -> list[np.ndarray]:
-    """Give what each replica drops out of the same ones."""
-    import tensorflow as tf
-
-    with replicas.scope():
-        drop = keras.layers.Dropout(0.5, seed=0)
-        drop.build((None, 64))
-    step = tf.function(lambda: replicas.run(lambda: drop(tf.ones([1, 64]), training=True)))
-    return [each.numpy() for each in replicas.experimental_local_results(step())]
 
 
 @pytest.mark.parametrize("cores, chosen, tunes", [
@@ -202,7 +184,7 @@ def own(keras: Any, scope: Any) -> list[Any]:
         model.compile(keras.optimizers.SGD(0.01), "mse")
         model.optimizer.build(model.trainable_weights)
     x = np.linspace(1, 6, 6, dtype="float32")[:, None]
-    return [*model.fit(x, 2 * x, 4, epochs=2, shuffle=False, verbose=0).history.values()]
+    return [*model.fit(x, 2 * x, 4, shuffle=False, verbose=0).history.values()]
 
 
 ALONE: dict[str, tuple[Callable[[Any, Any], list[Any]], str]] = {
@@ -248,32 +230,33 @@ def test_what_several_replicas_keep_of_one_number_is_a_number(keras, plan, plain
             assert int(optimizer.iterations) == 0
 
 
-def test_each_replica_drops_out_other_places_and_the_same_in_every_run(keras, plan, plain):
-    ours = seen_by(fit.strategy(plan), keras)
-    assert not np.array_equal(*ours)
-    for one, other in zip(ours, seen_by(fit.strategy(plan), keras), strict=True):
-        np.testing.assert_array_equal(one, other)
-    theirs = seen_by(plain, keras)
-    assert np.array_equal(*theirs)  # as Keras has it
-    assert np.array_equal(theirs[0], ours[0])
+def test_each_replica_drops_out_other_places_and_the_same_in_every_run(keras, tf, plan):
+    """The first one drops what one device does."""
+    strategy, found = fit.strategy(plan), []
+    for _ in range(2):
+        with strategy.scope():
+            drop = keras.layers.Dropout(0.5, seed=0)
+            drop.build((None, 64))
+        step = tf.function(lambda: strategy.run(lambda: drop(tf.ones([1, 64]), training=True)))  # noqa: B023
+        found.append([each.numpy() for each in strategy.experimental_local_results(step())])
+    assert not np.array_equal(*found[0])
+    np.testing.assert_array_equal(*found)
+    alone = keras.layers.Dropout(0.5, seed=0)(tf.ones([1, 64]), training=True)
+    np.testing.assert_array_equal(found[0][0], alone)
 
 
-@pytest.mark.parametrize("synchronized", [True, False])
-def test_a_normalization_is_of_all_replicas_or_of_each(keras, tf, plan, synchronized):
-    strategy = fit.strategy(plan, synchronized=synchronized)
-    with strategy.scope():
-        normal = keras.layers.BatchNormalization(epsilon=0.0)
-        normal.build((None, 1))
-    fit.strategy(plan, synchronized=not synchronized)  # what another model asks for is not ours
-    x = np.float32([[0], [2], [10], [14]])
-    data = tf.data.Dataset.from_tensors(x)
-    (whole,) = strategy.experimental_distribute_dataset(data)
-    step = tf.function(lambda: strategy.run(lambda x: normal(x, training=True), (whole,)))
-    found = tf.concat(strategy.experimental_local_results(step()), 0)
-    fit.strategy(plan)
-    parts = [x] if synchronized else [x[:2], x[2:]]
-    wanted = np.concatenate([(part - part.mean()) / part.std() for part in parts])
-    np.testing.assert_allclose(found, wanted, atol=1e-3)
+def test_statistics_that_are_not_synchronized_are_each_replicas_and_their_averages_all(keras, plan):
+    """Or `predict` gives an example another number on another replica."""
+    with fit.strategy(plan, synchronized=False).scope():
+        layer = keras.layers.BatchNormalization(momentum=0.0, epsilon=1e-9)
+        model = keras.Sequential([keras.Input((1,)), layer])
+        model.compile("sgd", "mse")
+    fit.strategy(plan)  # what another model asks for is not ours
+    x, y = np.array([[0.0], [2.0], [2.0], [4.0]]), np.array([[-1.0], [1.0], [-1.0], [1.0]])
+    loss = model.fit(x, y, batch_size=4, shuffle=False, verbose=0).history["loss"]
+    assert loss == [pytest.approx(0, abs=1e-9)]
+    means = [float(copy[0]) for copy in layer.moving_mean.value.values]
+    assert means == [2.0] * len(plan) and np.ptp(model.predict(np.ones((4, 1)), verbose=0)) == 0
 
 
 @settings(max_examples=8)
@@ -371,14 +354,6 @@ def test_models_of_several_strategies_train_in_turn():
     assert done.stdout.split("\n")[-5:-1] == ["[2.0]", "[4.0, 4.0]", "[2.0, 2.0, 2.0]", "[2.0]"]
 
 
-def test_one_batch_by_hand_shows_what_it_shows_on_one_device(keras, plan):
-    with fit.strategy(plan).scope():
-        model = line(keras)
-    seen = model.train_on_batch(np.ones([5, 1]), np.full([5, 1], 3.0), return_dict=True)
-    assert seen == pytest.approx({"loss": 4.0, "mae": 2.0}, rel=1e-6)
-    assert model.get_weights()[0].item() == pytest.approx(1.04)
-
-
 class Stop(BaseException):
     """What ends a training in the middle, as Ctrl-C does."""
 
@@ -411,16 +386,16 @@ def test_what_was_interrupted_goes_on_as_if_it_had_not_been(
         data = fit.batches(x, 2 * x, batch_size=2, shuffle=True)
         if which != "known":
             data = data.repeat() if which == "endless" else data.filter(lambda x, y: True)
-        passes = model.fit(data, epochs=6, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
+        passes = model.fit(data, epochs=4, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
         return passes.epoch, [each.numpy() for each in variables]
 
     passes, through = train()
-    assert passes == [0, 1, 2, 3, 4, 5] and all(np.isfinite(value).all() for value in through)
+    assert passes == [0, 1, 2, 3] and all(np.isfinite(value).all() for value in through)
     each = keras.callbacks
     with pytest.raises(Stop):
         train(each.BackupAndRestore(tmp_path), each.LambdaCallback(on_epoch_end=stop))
     passes, again = train(each.BackupAndRestore(tmp_path))
-    assert passes == [3, 4, 5]
+    assert passes == [3]
     for one, other in zip(again, through, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -520,15 +495,3 @@ class TestBatches:
         with pytest.raises(ValueError, match=r"3.*4"):
             fit.batches(np.arange(3), np.arange(4))
         assert len(fit.batches(tf.data.Dataset.range(5), batch_size=2)) == 3
-
-
-def test_averages_of_statistics_that_are_not_synchronized_are_one_for_all(keras, plan):
-    """Or `predict` gives an example another number on another replica."""
-    with fit.strategy(plan, synchronized=False).scope():
-        layer = keras.layers.BatchNormalization(momentum=0.0)
-        model = keras.Sequential([keras.Input((1,)), layer])
-        model.compile("sgd", "mse")
-    x = np.array([[0.0], [2.0], [2.0], [4.0]])
-    model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
-    means = [float(copy[0]) for copy in layer.moving_mean.value.values]
-    assert means == [2.0] * len(plan) and np.ptp(model.predict(np.ones((4, 1)), verbose=0)) == 0

@@ -66,17 +66,17 @@ def test_it_crosses_to_each_of_three_and_four_devices():
 def test_each_device_holds_and_computes_its_part(keras, plan):
     model, batch = pairs(keras, 2)
     whole = trace.fit_step(model, tuple(batch)).peak(plan.host)
-    step = trace.fit_step(fit.use(model, plan.devices, layers=PAIRS), tuple(batch))
+    fit.use(model, plan.devices, layers=PAIRS)
+    steps = (trace.fit_step(model, tuple(batch)) for _ in range(3))  # a copy may wait
+    step = next(each for each in steps if max(map(each.peak, plan.devices)) < 0.75 * whole)
+    assert step.peak(plan.host) < 0.1 * whole
     kept = [*model.weights, *model.optimizer.variables]
     held = [sum(4 * int(np.prod(v.shape)) for v in kept if v.value.device.endswith(device[1:]))
             for device in plan.devices]  # fmt: skip
     pair = 2 * 3 * 4 * (8 * WIDE * (2 * WIDE + 1))  # bytes: of weights with two slots, in two
     assert pair / 2 == held[1] < held[0] < 1.05 * held[1]
-    traced = [step, *(trace.fit_step(model, tuple(batch)) for _ in range(2))]  # a copy may wait
-    assert min(max(map(each.peak, plan.devices)) for each in traced) < 0.75 * whole
-    assert step.peak(plan.host) < 0.1 * whole
-    again = fit.use(model, plan.devices, layers=PAIRS, recompute=True)
-    for each in (step, trace.fit_step(again, tuple(batch))):
+    again = trace.fit_step(fit.use(model, layers=PAIRS, recompute=True), tuple(batch))
+    for each in (step, again):
         products = [op.device for op in each.ops if op.type.endswith("MatMul")]
         assert len({*products}) == 2 and products.count(plan.devices[0]) == len(products) / 2 >= 12
 
@@ -115,8 +115,6 @@ def problem(keras, name):
     heads = functools.partial(layers.MultiHeadAttention, key_dim=2, name="heads_0")
     made = {
         "normalized": lambda: down(layers.LayerNormalization(name="between")(up(given))),
-        "softmax": lambda: down(layers.Dense(8, "softmax", name="up_0")(given)),
-        "summed": lambda: down(layers.Add(name="between")([up(given), layers.Dense(8)(given)])),
         "left": lambda: up(given),
         "whole": lambda: down(given),
         "twice": lambda: down(layers.Dense(8, name="up_1")(up(given))),
@@ -131,19 +129,21 @@ def problem(keras, name):
     return keras.Model(given, made.get(name, lambda: down(up(given)))())
 
 
-@pytest.mark.parametrize("name, named", [
-    ("normalized", "up_0, between, down_0 .* raise"), ("softmax", "up_0, down_0 .* something else"),
-    ("summed", "up_0, between, down_0 .* raise"), ("left", "up_0 is .* no layer behind it by rows"),
+@pytest.mark.parametrize("name, named, where", [(*row, None)[:3] for row in [
+    ("normalized", "up_0, between, down_0 .* raise"),
+    ("left", "up_0 is .* no layer behind it by rows"),
     ("whole", "down_0 is cut by rows, and no"), ("twice", "up_1 cannot be cut by columns: the"),
     ("scores", "heads_0/softmax.* is cut by columns, and no layer behind"), ("heads", "1 heads"),
     ("norm", "up_0 .*constraint"), ("loss", "heads_0/query has a reg"),
     ("orthogonal", "up_0 .*L1, L2"),
     ("clipped", "adam.*global_clipnorm"), ("factored", "Adafactor"),
-])  # fmt: skip
-def test_what_cannot_be_cut_is_named(keras, plan, name, named):
+    ("", "'down': 'rows'.*up_0, down_0", {"down": "rows"}), ("", "'half'", {"up_0": "half"}),
+    ("", "'up_0': 'heads'", {"up_0": "heads"}),
+]])  # fmt: skip
+def test_what_cannot_be_cut_is_named(keras, plan, name, named, where):
     model = problem(keras, name)
     there = {layer.name.partition("_")[0] for layer in model.layers}
-    where = {name: way for name, way in (PAIRS | HEADS).items() if name[:-3] in there}
+    where = where or {name: way for name, way in (PAIRS | HEADS).items() if name[:-3] in there}
     optimizers = keras.optimizers
     adam = {"clipped": optimizers.Adam(clipnorm=1.0), "factored": optimizers.Adafactor()}
     model.compile(adam.get(name, "adam"), "mse")
@@ -189,6 +189,9 @@ def test_what_is_refused_half_way_leaves_all_as_it_was(keras, tf, plan, double, 
             np.testing.assert_array_equal(a, b)
 
 
+INSIDE = {"up": "columns", "down": "rows"}
+
+
 def block(keras, call=lambda self, x, _: self.down(self.up(x))):
     """Make a model of a layer with layers inside, and with this call."""
 
@@ -219,7 +222,7 @@ X = np.random.default_rng(0).normal(size=(3, 4, 6))
 
 
 @pytest.mark.parametrize("layers, axis", [
-    ({"up": "columns", "down": "rows"}, 0), ({"block/up": "h", ".*down": "h"}, 1),
+    (INSIDE, 0), ({"block/up": "h", ".*down": "h"}, 1),
     ({"up/kernel": 1, "down/kernel": 0}, 0), ("auto", 0),
 ])  # fmt: skip
 def test_an_axis_of_an_equation_is_cut_inside_of_a_layer(keras, plan, double, layers, axis):
@@ -271,14 +274,15 @@ def test_words_are_looked_up_where_their_rows_are(keras, plan, double):
     found = []
     for laid in (False, True):
         keras.utils.set_random_seed(0)
-        words = keras.layers.Embedding(9, 4, mask_zero=True, name="words")
-        model = keras.Sequential([keras.Input((5,)), words, keras.layers.GRU(3)])
+        words = keras.layers.Embedding(9, 3, mask_zero=True, name="words")
+        mean = keras.layers.GlobalAveragePooling1D()
+        model = keras.Sequential([keras.Input((5,)), words, mean])
         model.compile(keras.optimizers.Adam(0.1), "mse")
         if laid:
             fit.use(model, plan.devices, layers={"words": "rows"})
             assert ways(model) == [("words", "rows", 0)]
-        asked = {"batch_size": 9, "epochs": 2, "verbose": 0, "shuffle": False}
-        seen = model.fit(TOKENS, np.eye(3)[TOKENS[:, 0] % 3], **asked).history
+        y = np.eye(3)[TOKENS[:, 0] % 3]
+        seen = model.fit(TOKENS, y, batch_size=9, verbose=0, shuffle=False).history
         found.append([seen, [*model.get_weights(), model.predict(TOKENS, verbose=0)]])
     near(*found, 1e-12)
 
@@ -292,7 +296,7 @@ def again(self, x, _):
 def test_layers_inside_of_a_layer_are_called_twice(keras, plan, double):
     model = block(keras, call=again)
     wanted = model(X).numpy()
-    fit.use(model, plan.devices, layers={"up": "columns", "down": "rows"})
+    fit.use(model, plan.devices, layers=INSIDE)
     np.testing.assert_allclose(model(X), wanted, atol=1e-12)
     before = model.layers[1].noise.seed_generator.state.numpy()[1]
     model(X, training=True)
@@ -314,8 +318,14 @@ def loop(self, x, _):
     return keras.ops.fori_loop(0, 2, lambda i, y: self.down(self.up(y)), x)
 
 
+def softmax(self, x, _):
+    import keras
+
+    return x + self.down(keras.ops.softmax(self.up(x), 2))
+
+
 @pytest.mark.parametrize("call, named", [
-    (lambda self, x, _: self.down(self.up(x) / (1 + self.up(x)[:, :, :1] ** 2)), "something else"),
+    (softmax, "something else"),
     (lambda self, x, _: x + self.down(self.up(x) + self.more(x)[..., :3, None]), "raise"),
     (lambda self, x, _: x + self.down(self.up(x)) + self.up(x)[..., 0, :1], "up .* no layer behin"),
     (lambda self, x, _: self.down(self.more(x)[..., None, :4] * [[1], [2], [3]]) + self.up(x)[
@@ -324,8 +334,12 @@ def loop(self, x, _):
     (loop, "block calls layers in a loop"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_inside_of_a_layer_is_named(keras, plan, call, named):
+    """Also by weights that are zero: parts give what the whole gives, until it is trained."""
+    model = block(keras, call=call)
+    if call is softmax:
+        model.set_weights([0 * each for each in model.get_weights()])
     with pytest.raises(ValueError, match=named):
-        fit.use(block(keras, call=call), plan.devices, layers={"up": "columns", "down": "rows"})
+        fit.use(model, plan.devices, layers=INSIDE)
 
 
 def test_layers_that_become_others_are_named(keras, plan):
@@ -334,11 +348,10 @@ def test_layers_that_become_others_are_named(keras, plan):
     def soon(self, x, training):
         return self.down(self.up(self.noise(x) if training else x))
 
-    where = {"up": "columns", "down": "rows"}
-    model = fit.use(block(keras, call=soon), plan.devices, layers=where)
+    model = fit.use(block(keras, call=soon), plan.devices, layers=INSIDE)
     with pytest.raises(ValueError, match="another order"):
         model.train_on_batch(X, X)
-    model = fit.use(block(keras), plan.devices, layers=where)
+    model = fit.use(block(keras), plan.devices, layers=INSIDE)
     for layer in (model, model.layers[1].up):
         with pytest.raises(ValueError, match=f"{layer.name} has weights in parts.*before quantize"):
             layer.quantize("int8")
@@ -347,16 +360,7 @@ def test_layers_that_become_others_are_named(keras, plan):
     model = fit.alone(model)
     model.layers[1].up.quantize("int8")
     with pytest.raises(ValueError, match="up is quantized"):
-        fit.use(model, plan.devices, layers=where)
-
-
-@pytest.mark.parametrize("where, named", [
-    ({"down": "rows"}, "'down': 'rows'.*up_0, down_0"), ({"up_0": "heads"}, "'up_0': 'heads'"),
-    ({"up_0": "half"}, "'half'"),
-])  # fmt: skip
-def test_a_name_that_says_nothing_is_named(keras, plan, where, named):
-    with pytest.raises(ValueError, match=named):
-        fit.use(problem(keras, ""), plan.devices, layers=where)
+        fit.use(model, plan.devices, layers=INSIDE)
 
 
 def test_an_optimizer_of_ones_own_is_tried_out(keras, tf, plan):
@@ -376,30 +380,21 @@ def test_an_optimizer_of_ones_own_is_tried_out(keras, tf, plan):
         model.compile(Norms(0.1), "mse")
         fit.use(model, plan.devices, layers=PAIRS)
     weights = []
-    for devices in (plan.devices[:1], plan.devices):
+    for devices in (plan.devices[1:], plan.devices):
         keras.utils.set_random_seed(0)
         model = problem(keras, "")
         model.compile(keras.optimizers.LossScaleOptimizer(Signs(0.1)), "mse")
+        shapes = [v.shape for v in model.weights]
         fit.use(model, devices, layers=PAIRS).fit(x, x, verbose=0)
+        whole = [v.shape for v in model.weights] == shapes and {*places(model.weights)} == {"CPU:2"}
+        assert whole == (len(devices) == 1)  # one device cuts nothing
         weights.append(model.get_weights())
     for ours, theirs in zip(*weights, strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-9, 1e-9)
 
 
-def test_an_optimizer_that_comes_later_is_looked_at_and_one_device_cuts_nothing(keras, plan):
+def test_an_optimizer_that_comes_later_is_looked_at(keras, plan):
     model = fit.use(problem(keras, ""), plan.devices, layers=PAIRS)
     model.compile(keras.optimizers.Lamb(), "mse")
     with pytest.raises(ValueError, match="lamb needs a weight whole"):
         model.fit(np.ones((2, 4, 6)), np.ones((2, 4, 6)), verbose=0)
-    shapes = [v.shape for v in fit.alone(model).weights]
-    model.compile("sgd", "mse")
-    fit.use(model, plan.devices[1:], layers=PAIRS)
-    assert [v.shape for v in model.weights] == shapes and {*places(model.weights)} == {"CPU:2"}
-
-
-def test_weights_that_are_zero_hide_nothing(keras, plan):
-    """By them a model in parts gives what it gives whole, as long as it is not trained."""
-    model = block(keras, call=lambda self, x, _: x + self.down(keras.ops.softmax(self.up(x), 2)))
-    model.set_weights([0 * each for each in model.get_weights()])
-    with pytest.raises(ValueError, match="something else"):
-        fit.use(model, plan.devices, layers={"up": "columns", "down": "rows"})
