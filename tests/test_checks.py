@@ -15,7 +15,7 @@ import pytest
 
 from check_notebooks import last_statement
 from lessons import read, tags
-from mgpu_helpers.lessons.checks import lesson_18, lesson_02
+from mgpu_helpers.lessons.checks import lesson_02, lesson_18
 from mgpu_helpers.lessons.checks.judge import (
     NotYet,
     call,
@@ -37,7 +37,7 @@ CHECKS = {
 }
 ANSWERS = {number: importlib.import_module(f"answers.lesson_{number}") for number in LESSONS}
 # What the check takes beside the answer.
-MORE = {"08.mean_map": [lambda x: x**2], "19.treated": [{1, 4, 5}]}
+MORE = {"06.mean_map": [lambda x: x**2], "02.treated": [{1, 4, 5}]}
 BAD = {"None": None, "list": [1, 2], "text": "text", "matrix": np.ones([2, 3]), "object": object()}
 
 
@@ -132,7 +132,7 @@ def test_same_as_names_the_mistake_of_the_first_case_that_differs(capsys):
 def bad_answers(name: str) -> Iterator[Any]:
     functions = [lambda *args, value=value, **named: value for value in BAD.values()]
     yield from [BAD["matrix"], *functions, raises]
-    if name == "08.uneven":  # makes functions
+    if name == "06.uneven":  # makes functions
         yield from [lambda *args, function=function: function for function in functions]
 
 
@@ -172,9 +172,9 @@ EXERCISES = {
 # Of answers that train, or are traced, for long `make test` has so many: the first right ones and
 # the first wrong ones. `make thorough` has the rest, and the solutions, which lessons run as well.
 QUICK = {
-    "00-1": (1, 2), "01-1": (1, 4), "01-2": (1, 3), "06-1": (1, 2), "07-1": (1, 3), "08-2": (1, 3),
-    "09-2": (1, 2), "11-2": (1, 3), "12-1": (1, 2), "13-2": (1, 2), "15-2": (1, 6), "19-2": (0, 2),
-    "23-1": (1, 2),
+    "00-1": (1, 2), "04-1": (1, 4), "04-2": (1, 3), "18-1": (1, 2), "01-1": (1, 3), "06-2": (1, 3),
+    "07-2": (1, 2), "11-2": (1, 3), "12-1": (1, 2), "14-2": (1, 2), "19-2": (1, 6), "02-2": (0, 2),
+    "03-1": (1, 2),
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ X, Y = RANDOM.normal(size=(26, 4)), RANDOM.normal(size=(26, 1))  # with batches 
 
 
 def layer_with(added):
-    """Make a model with a layer that adds a loss, behind replicas that wait for each other."""
+    """Make a model with layers that add a loss before and after replicas wait for each other."""
     import keras
     from keras import layers
 
@@ -27,9 +27,8 @@ def layer_with(added):
             self.add_loss(added(keras.ops, outputs, self.kernel))
             return outputs
 
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, "tanh")])
-    model.add(layers.BatchNormalization())
-    model.add(Adds(1))
+    inside = Adds(3, "tanh"), layers.BatchNormalization(), Adds(1)
+    model = keras.Sequential([keras.Input((4,)), *inside])
     model.compile("sgd", "mse")
     return model
 

@@ -115,7 +115,7 @@ def test_mend(plan):
     """Try scale_loss_for_distribution, unscale_loss_for_distribution, reduce_weighted_values, call.
 
     And _all_reduce_sum_gradients, _maybe_symbolic_build, _compute_loss, _get_own_losses,
-    _aggregate_additional_loss, _resolve_auto_jit_compile, get_attr_skipset,
+    _clear_losses, _aggregate_additional_loss, _resolve_auto_jit_compile, get_attr_skipset,
     _get_dependent_variables, all_reduce, all_gather, assign.
     """
     arguments = {
@@ -127,6 +127,7 @@ def test_mend(plan):
         "whole": "self x y y_pred sample_weight training", "mean": "self values sample_weight",
         "float": "self", "int": "self", "compiles": "self", "train": "self force",
         "test": "self force", "predict": "self force", "added": "self loss", "owned": "self",
+        "cleared": "self",
         "own": "self x y y_pred sample_weight training", "additional": "self loss",
         "gradient": "self target sources output_gradients unconnected_gradients",
         "unsaved": "obj_type", "all_reduce": "self reduce_op value options",
@@ -136,6 +137,14 @@ def test_mend(plan):
     for which, names in arguments.items():
         has = inspect.unwrap(pkgutil.resolve_name(_private.KERAS[which]))
         assert list(inspect.signature(has).parameters) == names.split(), which
+
+
+def test_losses_kept(tf, keras):
+    """Try _losses."""
+    layer = keras.layers.Dense(1)
+    layer.add_loss(tf.constant(2.0))
+    _private.losses_kept(layer).append(3.0)
+    assert layer.losses == [2.0, 3.0]
 
 
 def test_of_strategy_and_held(tf, keras, plan):

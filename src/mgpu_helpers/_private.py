@@ -411,6 +411,12 @@ def set_logits(x: Any, logits: Any) -> None:
     x._keras_logits = logits
 
 
+def losses_kept(layer: Any) -> list[Any]:
+    """Give the list in which a layer keeps what it adds by `add_loss`, of all replicas."""
+    kept: list[Any] = layer._losses
+    return kept
+
+
 def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
     """Compute the mean and variance by which a BatchNormalization would normalize."""
     mean, variance = layer._moments(x, mask)
@@ -582,6 +588,7 @@ KERAS = {
     "additional": "keras.Model._aggregate_additional_loss",
     "added": "keras.Layer.add_loss",
     "owned": "keras.Layer._get_own_losses",
+    "cleared": "keras.Layer._clear_losses",
     "gradient": "tensorflow.GradientTape.gradient",
     "all_reduce": "tensorflow.python.distribute.distribute_lib.ReplicaContextBase.all_reduce",
     "search": "tensorflow.python.ops.custom_gradient._get_dependent_variables",

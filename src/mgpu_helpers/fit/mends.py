@@ -150,6 +150,18 @@ def added(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_loss
 
 
+def cleared(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave the losses of other replicas, which wait in an exchange and have not read theirs."""
+
+    def clear_losses(self: Any) -> None:
+        others = _private.losses_kept(self)[:] if strategy_here() else []
+        original(self)
+        of_them = (each for each in others if getattr(each, "of_replica", _replica()) != _replica())
+        _private.losses_kept(self).extend(of_them)
+
+    return clear_losses
+
+
 def owned(original: Callable[..., Any]) -> Callable[..., Any]:
     """Give the losses that a layer has in this replica."""
 
@@ -493,6 +505,7 @@ MENDS = {
     "scale": scale, "unscale": unscale, "losses": noting(_of_outputs), "reduce": reduce,
     "moments": moments, "built": built, "seeds": seeds, "apply": apply, "apply_scaled": apply,
     "sum": sum_gradients, "whole": whole, "mean": mean, "own": own, "additional": additional,
-    "gradient": gradient, "added": added, "owned": owned, "all_reduce": exchange,
-    "sums": mean, "all_gather": noting(_adding_up, alike), "search": search, "assign": assigned,
+    "gradient": gradient, "added": added, "owned": owned, "cleared": cleared,
+    "all_reduce": exchange, "sums": mean, "all_gather": noting(_adding_up, alike), "search": search,
+    "assign": assigned,
 }  # fmt: skip
