@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from check_notebooks import RULES, problems, strangers
-from lessons import NOTEBOOKS, ROOT, SERIES, Lesson, read, with_table
+from lessons import NOTEBOOKS, ROOT, SERIES, WAYS, Lesson, read, with_table, with_ways
 from mgpu_helpers.charts.base import HOST, PALETTE
 
 LESSONS = read()
@@ -44,7 +44,10 @@ def test_a_drawing_is_read_on_a_phone_and_on_a_dark_page(path: Path):
     assert named == {name: HOUSE[name] for name in named}
 
 
-def test_the_readme_has_the_table_of_lessons_as_it_is():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert SERIES.search(readme)
-    assert with_table(readme, LESSONS) == readme, "run: python tools/lessons.py"
+@pytest.mark.parametrize(
+    "page, marks, with_one", [("README.md", SERIES, with_table), ("docs/layouts.md", WAYS, with_ways)]
+)
+def test_a_page_has_the_table_of_lessons_or_of_ways_as_it_is(page, marks, with_one):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert marks.search(text)
+    assert with_one(text, LESSONS) == text, "run: python tools/lessons.py"

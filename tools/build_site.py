@@ -220,7 +220,8 @@ def write_redirects(folder: Path) -> None:
         if lesson.was:
             to = f"{lesson.name}.html"
             (folder / f"{lesson.was}.html").write_text(
-                f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{lesson.title}</title>'
+                '<!doctype html><html lang="en"><meta charset="utf-8">'
+                f"<title>{lesson.title}</title>"
                 f'<meta http-equiv="refresh" content="0; url={to}">'
                 f'<link rel="canonical" href="{to}"><a href="{to}">{lesson.title}</a></html>\n',
                 encoding="utf-8",

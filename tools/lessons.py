@@ -1,7 +1,7 @@
 """Read the lessons: ``notebooks/lessons.toml`` lists them, ``notebooks/source`` has their texts.
 
-``python tools/lessons.py`` writes the README's table of lessons, as every build does. A source is
-``NN_verb_object.py`` in jupytext's percent format. In its Markdown cells
+``python tools/lessons.py`` writes the README's table of lessons and the table of ways in
+docs/layouts.md, as every build does. A source is ``NN_verb_object.py`` in jupytext's percent format. In its Markdown cells
 
 * ``[[01]]`` becomes a link to lesson 01 that carries its title;
 * ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
@@ -43,6 +43,7 @@ METADATA = {
     "language_info": {"name": "python"},
 }
 SERIES = re.compile(r"(<!-- lessons:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in the README
+WAYS = re.compile(r"(<!-- ways:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in docs/layouts.md
 APPENDIX = "## The same in a graph"  # comes last, and is closed until the reader opens it
 SIZES = "keeps", "adds", "crosses"  # in bytes: of the fullest device twice, and of all
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
@@ -259,12 +260,19 @@ def with_table(readme: str, lessons: list[Lesson]) -> str:
     return SERIES.sub(lambda found: found[1] + table, readme)
 
 
+def with_ways(page: str, lessons: list[Lesson]) -> str:
+    """Return a page of docs/ with its table of ways as it is now."""
+    table = "\n".join(["", *ways(lessons, folder="../notebooks/"), "", ""])
+    return WAYS.sub(lambda found: found[1] + table, page)
+
+
 def tabulate(lessons: list[Lesson]) -> None:
-    """Write the table of lessons into the README above their folder, where there is one."""
-    readme = lessons[0].notebook.parent.parent / "README.md"
-    if readme.exists():
-        text = with_table(readme.read_text(encoding="utf-8"), lessons)
-        readme.write_text(text, encoding="utf-8")
+    """Write the tables of the README and of docs/layouts.md, above their folder, if they exist."""
+    root = lessons[0].notebook.parent.parent
+    for path, with_one in (root / "README.md", with_table), (root / "docs/layouts.md", with_ways):
+        if path.exists():
+            text = with_one(path.read_text(encoding="utf-8"), lessons)
+            path.write_text(text, encoding="utf-8")
 
 
 def disagreements(lesson: Lesson, lessons: list[Lesson]) -> list[str]:

@@ -322,6 +322,15 @@ checks.leaves_empty(leaves_empty)
 # - The weights were equal to those of one device to 1e-12; under the plain strategy they were equal
 #   only with both cures.
 #
+# ## Compared with other ways
+#
+# One small Transformer trains in each way that the lessons bring: four blocks, 0.9 million weights,
+# 32 texts of 64 letters. A device **keeps** its weights and slots, and a step **adds** to them;
+# both are those of the fullest device. What **crosses** is counted over all devices, and **time**
+# is a multiple of the first line's, on two cores:
+#
+# [[ways]]
+#
 # ## In practice
 #
 # Paste the three lines, call `fit.check(model, data)` once, and time `fit` against one device. If

@@ -378,6 +378,13 @@ checks.clipped(clipped)
 # - Both steps by hand were equal to one device to 1e-12.
 # - 2.0 P crossed if each device fetched all weights at once, and 2.9 P layer by layer.
 #
+# ## Compared with other ways
+#
+# The small Transformer of [[01]] keeps half as much on each device, and as many bytes cross as with
+# copies:
+#
+# [[ways]]
+#
 # ## In practice
 #
 # Begin with `state="owners"`; if that is not enough, take `state="host"`. If all weights together
