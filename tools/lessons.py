@@ -1,7 +1,8 @@
 """Read the lessons: ``notebooks/lessons.toml`` lists them, ``notebooks/source`` has their texts.
 
 ``python tools/lessons.py`` writes the README's table of lessons and the table of ways in
-docs/layouts.md, as every build does. A source is ``NN_verb_object.py`` in jupytext's percent format. In its Markdown cells
+docs/layouts.md, as every build does. A source is ``NN_verb_object.py`` in jupytext's percent
+format. In its Markdown cells
 
 * ``[[01]]`` becomes a link to lesson 01 that carries its title;
 * ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
