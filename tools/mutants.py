@@ -53,6 +53,7 @@ OTHERS: dict[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
     ast.FloorDiv: ast.Div, ast.Mod: ast.FloorDiv, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
+SURVIVES = "SURVIVES"
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 # What is said to people, or only to a type checker.
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.AnnAssign, ast.arg, ast.ImportFrom, ast.Import)
@@ -222,13 +223,14 @@ def covered(copied: Path, files: list[str]) -> dict[tuple[str, int], list[str]]:
     return lines
 
 
-def tried(copied: Path, mutant: Mutant, tests: list[str]) -> bool:
-    """Say whether a test notices a mutant."""
+def tried(copied: Path, mutant: Mutant, tests: list[str]) -> str:
+    """Say whether a test notices a mutant, or runs for longer than the limit."""
     path = copied / mutant.file
     source = path.read_bytes()
     path.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
     try:
-        return in_child(lambda: tested(copied, tests), LIMIT) != 0
+        status = in_child(lambda: tested(copied, tests), LIMIT)
+        return "late" if status is None else "noticed" if status else SURVIVES
     finally:
         path.write_bytes(source)
 
@@ -263,8 +265,8 @@ def main() -> int:
             for mutant in chosen(room, options.count, options.seed):
                 tests = lines.get((str(mutant.file), mutant.line)) or files
                 found = tried(copied, mutant, tests)
-                noticed, total = noticed + found, total + 1
-                print("noticed " if found else "SURVIVES", mutant, flush=True)
+                noticed, total = noticed + (found != SURVIVES), total + 1
+                print(f"{found:8}", mutant, flush=True)
     print(f"{noticed} of {total} mutants noticed")
     return 0
 
