@@ -1,6 +1,6 @@
 """Break the package in small ways, one at a time, and see whether a test notices.
 
-python tools/mutants.py trace memory       some mutants of these rooms; or make mutants ROOMS=...
+python tools/mutants.py trace memory       some mutants of these rooms; or make mutants MUTANTS="trace memory"
 python tools/mutants.py --count 10 --seed 2 whatif
 
 A mutant is one expression changed: `<` to `<=`, `+` to `-`, `and` to `or`, `min` to `max`, a number
@@ -40,10 +40,13 @@ TESTS = {
     "timing": "timing", "towers": "towers one_code",
     "trace": "trace_ trace. export layers placement", "whatif": "whatif",
     "_doctor": "main", "_processes": "jobs cluster", "_private": "private", "_models": "fit memory",
-    "_formatting": "charts memory", "_files": "jobs", "_quiet": "quiet",
+    "_formatting": "charts memory", "_files": "jobs", "_quiet": "quiet", "_given": "given",
+    "_layers": "graph layers",
 }  # fmt: skip
 # What only prints, names, or is a lesson's.
-WITHOUT = {"__init__", "__main__", "_completion", "_names", "_train", "lessons", "__pycache__"}
+WITHOUT = {
+    "__init__", "__main__", "_completion", "_gone", "_names", "_train", "lessons", "__pycache__",
+}  # fmt: skip
 # What `make test` leaves out is no help to whoever waits for it.
 QUICK = "not (browser or site or isa or counts or tools or thorough)"
 LIMIT = 120.0  # seconds that the tests of one mutant may take
