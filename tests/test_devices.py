@@ -5,6 +5,7 @@ What configures TensorFlow stands in `devices_alone.py`, and runs in a Python of
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -73,6 +74,28 @@ def test_short_knows_every_way_to_write_a_device(kind, index, lower):
 ])  # fmt: skip
 def test_short_names_no_device_where_there_is_none(name):
     assert devices.short(name) == ""
+
+
+@pytest.mark.parametrize("cluster, several", [
+    ({"worker": ["a:1"], "ps": ["b:1"]}, False), ({"worker": ["a:1", "b:1"]}, True),
+    ({"chief": ["a:1"], "worker": ["b:1"]}, True),
+])  # fmt: skip
+def test_a_plan_leaves_a_device_untried_where_several_workers_come_first(cluster, several):
+    """Their strategy has to be made before TensorFlow starts, after which threads are fixed."""
+    code = """
+        from mgpu_helpers import devices
+        from mgpu_helpers.devices.machine import one_of_several_workers
+        import tensorflow as tf
+        devices.setup(2)
+        try:
+            tf.config.threading.set_inter_op_parallelism_threads(3)
+        except RuntimeError:
+            print("started", one_of_several_workers())
+        else:
+            print("not yet", one_of_several_workers())
+    """.replace("\n        ", "\n")
+    said = run_python(code, MGPU_MODE="cores", TF_CONFIG=json.dumps({"cluster": cluster})).stdout
+    assert said.splitlines()[-1] == ("not yet True" if several else "started False")
 
 
 @pytest.mark.parametrize("quota, cores", [

@@ -56,6 +56,22 @@ def batches(count):
     return [(random.random((8, 4), "float32"), random.integers(0, 3, 8)) for _ in range(count)]
 
 
+# Building
+
+
+def test_a_compiled_member_has_all_it_needs_on_its_device(plan):
+    """XLA refuses what lies elsewhere, and says so only when it runs."""
+    import tensorflow as tf
+
+    device = plan.devices[1]
+    with tf.device(device):
+        at_home = dense_model(1, jit_compile=True, compiled_on=device)
+        at_home.optimizer.build(at_home.trainable_variables)
+    assert ensemble.from_keras("whole", at_home, device).name == "whole"
+    with pytest.raises(ValueError, match="/CPU:0"):
+        ensemble.from_keras("apart", dense_model(1, True), device)
+
+
 # Training
 
 
