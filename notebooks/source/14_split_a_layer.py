@@ -51,9 +51,9 @@ x = images.reshape(1024, 784)
 # %% [markdown]
 # ## Split a network
 #
-# Our network has two residual blocks, which add their input to what they make of it. In each, a
-# layer `up` makes 2048 numbers out of 256, relu follows, and a layer `down` makes 256 of them
-# again. We call `up` and `down` a **pair**. The pairs hold most of the weights:
+# Our network has two residual blocks, whose input is added to their output. In each, a layer `up`
+# makes 2048 numbers out of 256, relu follows, and a layer `down` makes 256 of them again. We call
+# `up` and `down` a **pair**. The pairs hold most of the weights:
 
 # %%
 def network():
@@ -150,8 +150,8 @@ plt.show()
 # Each bar is an operation, a second row of bars is a second operation at the same time, and grey is
 # a wait. With a cut between layers, the devices nearly take turns. Inside layers, both work on each
 # pair at the same time. At each dotted line a pair's results or gradients are added up, for the
-# second time just before the backward pass. Between the pairs the second device waits for the
-# first, which computes all other layers.
+# second time just before the backward pass. Between the pairs only the first device works, on all
+# other layers.
 #
 # The titles give the times. On two cores a split gains little or loses, because one device alone
 # already uses both in the backward pass.
@@ -212,7 +212,7 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 # is won. With twice as many hidden numbers it would be 0.64 ms, for the same bytes. All transfers
 # pass the first GPU, so take two to four.
 #
-# Keras's own `ModelParallel` is for JAX. With TensorFlow it is accepted and splits nothing.
+# Keras's own `ModelParallel` is for JAX, and with TensorFlow it splits nothing.
 #
 # ## On your own
 #

@@ -4,7 +4,7 @@
 # Your model needs two GPUs, because one cannot hold it. You have four, and two of them should not
 # be idle.
 #
-# **In this lesson** one line arranges four devices in two rows. Each row computes the whole model
+# **In this lesson** one line arranges four devices in two rows, each row computes the whole model
 # in two stages, and the rows share the batch.
 #
 # ![Four devices in a grid. Along a row activations go to the second stage and their gradients come
@@ -72,7 +72,7 @@ print(*fit.layout(model).rows, sep="\n")
 
 # %% [markdown]
 # Rows that share the batch are **data parallelism**, stages are **model parallelism**, and such a
-# grid is called a **device mesh**. In this traced step, `F0` is the forward pass of a stage and `B0`
+# grid is called a **device mesh**. In this traced step, `F0` is a stage's forward pass, and `B0`
 # its backward pass:
 
 # %% tags=["varies", "cover"]
@@ -168,8 +168,8 @@ for name, (one, other) in take_step(pairs)[1].items():
 # ## Proof
 #
 # Two steps of `fit` are compared with one device, in float64, where rounding hides no mistake. The
-# batches of 99 and 51 images do not divide by two. Beside stages we try rows whose devices have
-# parts of every large layer, and `row=2` puts two devices into a row:
+# batches of 99 and 51 images do not divide by two. Beside stages we try parts of every large
+# layer, where `row=2` puts two devices into a row:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -267,7 +267,7 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 # | **It costs** | what crosses within the rows, and between them weights and gradients |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
 # | **With it** | `pieces=4` keeps both stages of a row busy ([[13]]) |
-# | **Further** | of several machines, each can be [a grid](../docs/layouts.md#within-each-machine) |
+# | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #
@@ -330,9 +330,9 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# For the small Transformer of [[01]], each device of a grid keeps 5.2 MB, as with two stages. A step
-# adds about half as much, 21.0 MB. What crosses is the sum of both ways, 2.1 and 9.4 MB. Four
-# devices on two cores give no time:
+# With the small Transformer of [[01]], each device of a grid keeps 5.2 MB, as in two stages. A step
+# adds about half as much, 21.0 MB. What crosses is the sum of both ways, 2.1 and 9.4 MB. No time
+# is given, because four devices share two cores:
 #
 # [[ways]]
 #
