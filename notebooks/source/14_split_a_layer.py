@@ -153,7 +153,7 @@ plt.show()
 # second time just before the backward pass. Between the pairs only the first device works, on all
 # other layers.
 #
-# The titles give the times. On two cores a split gains little or loses, because one device alone
+# The titles give the times. On two cores a split can gain little or lose, because one device alone
 # already uses both in the backward pass.
 #
 # | | |
