@@ -8,18 +8,20 @@
 # devices work at the same time.
 #
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
-# overlap: F0 to F3, then B0 to B3.](pictures/13_bubble.svg)
+# overlap, and B0 comes before F2.](pictures/13_bubble.svg)
 #
 # Each box is a **task**, the work of one stage on one piece. `F2` takes piece 2 forward, and `B2`
 # takes it back. In one piece, a stage waits for half of the step. In four pieces, it waits for a
 # fifth, because the second stage begins as soon as the first piece arrives. Such a piece is called
 # a **micro-batch**, and the time in which stages wait is the **pipeline bubble**. If your model is
-# already split ([[12]]), one more argument is enough:
+# already split, one more argument is enough:
 #
 # ```python
 # model = fit.use(model, plan, stages=2, pieces=4)
 # model.fit(images, labels)
 # ```
+#
+# **You need** [[12]].
 
 # %%
 from mgpu_helpers import devices
@@ -71,8 +73,8 @@ def staged(make, pieces, **options):
     return fit.use(model, plan, stages=len(plan), pieces=pieces, **options)
 
 # %% [markdown]
-# Now one step is traced in one piece, and one in four. Dark boxes go forward, pale ones back, and
-# white is a wait:
+# Now one step is traced in one piece, and one in four. Dark boxes go forward, pale ones back. In a
+# white gap the device is idle, and its share of idle time stands beside its name:
 
 # %% tags=["varies", "cover"]
 steps = {m: trace.fit_step(staged(build, m), (images, labels)) for m in [1, 4]}
@@ -83,9 +85,10 @@ for m, step in steps.items():
     plt.show()
 
 # %% [markdown]
-# In one piece, the devices take turns. In four pieces, one device works on a piece while the other
-# works on the next, so often both work at the same time. Some waits have to stay, because the piece
-# has not come yet. In other gaps, another program had the core.
+# In one piece, the devices nearly take turns. In four pieces, both often work at the same time,
+# each on another piece. In a gap a device waits for the other stage, or another program has the
+# core. Compare the ends, too. Four pieces end earlier only if an operation on a quarter of the
+# batch takes much less time than one on all of it.
 #
 # ## By hand
 #
@@ -124,15 +127,15 @@ quarters = tf.fill([2], 0.25)
 front0 = forward(first, a, tf.constant([1.0, 2.0]))  # F0 of the first stage
 rear0 = forward(last, b, front0[-1])
 front1 = forward(first, a, tf.constant([3.0, 4.0]))  # F1 of the first stage, beside rear0
-b0, gradient0 = back(last, b, rear0, quarters)
+of_b0, gradient0 = back(last, b, rear0, quarters)
 rear1 = forward(last, b, front1[-1])
-a0, _ = back(first, a, front0, gradient0)  # B0 of the first stage, beside rear1
-b1, gradient1 = back(last, b, rear1, quarters)
-a1, _ = back(first, a, front1, gradient1)
+of_a0, _ = back(first, a, front0, gradient0)  # B0 of the first stage, beside rear1
+of_b1, gradient1 = back(last, b, rear1, quarters)
+of_a1, _ = back(first, a, front1, gradient1)
 
 # %%
-print(f"gradient of a: {a0.numpy()} + {a1.numpy()} = {a0.numpy() + a1.numpy()}")
-print(f"gradient of b: {b0.numpy()} + {b1.numpy()} = {b0.numpy() + b1.numpy()}")
+print(f"gradient of a: {of_a0.numpy()} + {of_a1.numpy()} = {of_a0.numpy() + of_a1.numpy()}")
+print(f"gradient of b: {of_b0.numpy()} + {of_b1.numpy()} = {of_b0.numpy() + of_b1.numpy()}")
 
 # %% [markdown]
 # Each piece gives a part of the gradient, and the parts add up to that of the whole batch. The
@@ -157,7 +160,7 @@ for name, order in orders.items():
 #
 # But the orders differ in memory. A stage holds the activations of a piece from its `F` to its `B`.
 # In *all forward first* the first stage holds four pieces at once, and in 1F1B it holds two. What
-# does its device hold at most in a step?
+# does a step add to its device at most, without the scratch space of single operations?
 
 # %% tags=["nbval-ignore-output"]
 forward_first = trace.fit_step(staged(build, 4, schedule="all forward first"), (images, labels))
@@ -166,13 +169,11 @@ held = {name: step.peak(first, scratch=False) / 1e6 for name, step in named.item
 for name, size in held.items():
     print(f"{name:24} {size:.1f} MB")
 
-# %%
-print("1F1B holds less:", held["four, 1F1B"] < held["four, all forward first"])
-
 # %% [markdown]
-# *All forward first* saves little, because it keeps all pieces. 1F1B holds less, so `fit.use` takes
-# it unless you choose another `schedule`. This order needs a loss that is a mean over the examples;
-# for other losses `fit.use` warns and takes *all forward first*.
+# *All forward first* keeps all pieces, so it saves little. 1F1B holds less, so `fit.use` takes it
+# unless you name another `schedule`. It takes a piece back before the last one has gone forward, so
+# the loss has to be a mean over the examples. For other losses `fit.use` warns and takes *all
+# forward first*.
 #
 # ## Proof
 #
@@ -225,7 +226,7 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be split, and a piece is still enough work for a device |
-# | **It costs** | smaller operations, a longer first step; BatchNormalization sees a piece only |
+# | **It costs** | smaller operations, a larger graph; BatchNormalization sees a piece only |
 # | **It saves, too** | memory, because a stage keeps the activations of a few pieces only |
 # | **Instead** | if the model fits on one device, share out the batch ([[01]]) |
 #
@@ -243,8 +244,8 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 #
 # **1.** With three stages, 1F1B lets the first stage hold three pieces. Write
 # `two_at_most(stages, pieces)`: an order in which no stage ever holds more than two, and which is
-# faster than to finish each piece before the next one starts. Return a list for each stage, with
-# tasks like `"F0"`.
+# faster than to finish each piece before the next one starts. Return a list of tasks for each
+# stage, as `pipeline.one_forward_one_backward(3, 4)` does.
 
 # %% tags=["exercise"]
 def two_at_most(stages, pieces):

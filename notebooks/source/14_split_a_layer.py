@@ -1,8 +1,7 @@
 # %% [markdown]
 # # Split a layer
 #
-# A single layer of your model is too large for a GPU, so a cut between layers ([[12]]) does not
-# help.
+# A single layer of your model is too large for a GPU, so a cut between layers does not help.
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
 # time, and its weights after training are those of one device. Each of them keeps 15.1 MB or less,
@@ -22,10 +21,10 @@
 # with tf.device(plan.host):  # so that no GPU has to hold the whole model
 #     model = build()
 # model = fit.use(model, plan, layers={"up.*": "columns", "down.*": "rows"})
-# model.compile(...)  # then fit as before
+# model.compile(...)  # here or before fit.use; then fit as before
 # ```
 #
-# **You need** [[12]].
+# **You need** [[09]] and [[12]].
 
 # %%
 from mgpu_helpers import devices
@@ -42,7 +41,7 @@ import tensorflow as tf
 from mgpu_helpers import fit, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_14 as checks
-from mgpu_helpers.lessons.state import at_rest
+from mgpu_helpers.lessons.state import apart, at_rest
 
 layers, pair, first = keras.layers, plan.devices[:2], plan.devices[0]
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -52,9 +51,9 @@ x = images.reshape(1024, 784)
 # %% [markdown]
 # ## Split a network
 #
-# Our network has two residual blocks. In each, a layer `up` makes 2048 numbers out of 256, relu
-# follows, and a layer `down` makes 256 of them again. We call `up` and `down` a **pair**. The pairs
-# hold most of the weights:
+# Our network has two residual blocks, whose input is added to their output. In each, a layer `up`
+# makes 2048 numbers out of 256, relu follows, and a layer `down` makes 256 of them again. We call
+# `up` and `down` a **pair**. The pairs hold most of the weights:
 
 # %%
 def network():
@@ -106,8 +105,8 @@ print("the halves add up to the whole:", np.allclose(added, block(batch, a, b)))
 
 # %% [markdown]
 # The forward pass adds up the results of a pair once, and the backward pass the gradients of its
-# input. Each device updates its own weights, so no weight crosses. Attention is cut by its heads
-# (`"heads"`): queries, keys and values by columns, the output projection by rows.
+# input. Each device updates its own weights, so no weight crosses. With `"heads"` for an
+# attention layer, each device computes some of its heads.
 #
 # ## What it saves, and what crosses
 #
@@ -136,21 +135,26 @@ print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * S:,} bytes")
 
 # %% [markdown]
 # Both cuts leave about half of the weights and of Adam's state on each device. But the cut inside
-# layers sends more. Call the bytes that go into a pair S, here 1024 · 256 numbers of 4 bytes. Every
-# device but the first receives S and returns S forward, and again backward. So on n devices each
-# pair sends 4 (n − 1) S in a step. A cut between layers sends 2 S, however many pairs there are.
+# layers sends more. Call the bytes that go into a pair S, here 1024 · 256 numbers of 4 bytes. In
+# the forward pass every device but the first gets S and sends S back, and in the backward pass
+# again. So on n devices each pair sends 4 (n − 1) S in a step. A cut between layers sends 2 S,
+# however many pairs there are.
 #
-# What do we gain?
+# How long does a step take?
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Each bar is an operation, and grey is a wait. With a cut between layers, the devices take turns.
-# With the cut inside layers, both work on each pair at the same time. A dotted line marks where a
-# pair's results, or the gradients of its input, are added up. Between the pairs the second device
-# waits for the first, which computes all other layers.
+# Each bar is an operation, a second row of bars is a second operation at the same time, and grey is
+# a wait. With a cut between layers, the devices nearly take turns. Inside layers, both work on each
+# pair at the same time. At each dotted line a pair's results or gradients are added up, for the
+# second time just before the backward pass. Between the pairs only the first device works, on all
+# other layers.
+#
+# The titles give the times. On two cores a split can gain little or lose, because one device alone
+# already uses both in the backward pass.
 #
 # | | |
 # |---|---|
@@ -176,10 +180,6 @@ with tf.device(first):
         each.fit(x[:512], y[:512], batch_size=256, shuffle=False, verbose=0)
 
 # %%
-def apart(ours, theirs):
-    return max(np.max(np.abs(a - b)) for a, b in zip(ours, theirs, strict=True))
-
-
 print("equal to 1e-12:", apart(split.get_weights(), whole.get_weights()) < 1e-12)
 print("training moved a weight by over 0.001:", apart(start, whole.get_weights()) > 0.001)
 
@@ -202,35 +202,24 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 
 # %% [markdown]
 # The outputs are equal, but each part gets the whole gradient, so two biases learn twice as fast.
-# Only a comparison after a step catches this. If you cut `down` by columns as well, half of its
-# weights would never be used; `fit.use` refuses that.
-#
-# Keras has `ModelParallel`, which splits layers on JAX. What does TensorFlow make of it?
-
-# %% tags=["unplaced"]
-mesh = keras.distribution.DeviceMesh((len(plan),), ["model"], plan.devices)
-layout = keras.distribution.LayoutMap(mesh)
-layout[".*kernel"] = (None, "model")
-keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout))
-kernel = keras.Sequential([keras.Input([8]), layers.Dense(840)]).layers[0].kernel
-keras.distribution.set_distribution(None)
-print(kernel.shape, "on", devices.short(kernel.value.device))
-
-# %% [markdown]
-# It accepts the setting and does nothing: the kernel is whole, on one device.
+# Only a comparison after a step catches this. If `down` were cut by columns, too, a device would
+# need all hidden numbers and has only its own. `fit.use` refuses that.
 #
 # ## On GPUs
 #
-# > The next layer waits for the sum, so a pair's transfers must take less time than the split
-# > saves. Here S is 1.05 MB: four transfers take 0.35 ms over PCIe at 12 GB/s. The split saves half
-# > of a pair's 6.4 GFLOP, 0.32 ms at 10 TFLOP/s, so nothing is won. Twice as many hidden numbers
-# > would save 0.64 ms and send no more. All transfers go through the first GPU: take two to four.
+# A split pays if it saves more time than its transfers take. Here four transfers of S = 1.05 MB
+# take 0.35 ms over PCIe at 12 GB/s. Half of a pair's 6.4 GFLOP is 0.32 ms at 10 TFLOP/s, so nothing
+# is won. With twice as many hidden numbers it would be 0.64 ms, for the same bytes. All transfers
+# pass the first GPU, so take two to four.
+#
+# Keras's own `ModelParallel` is for JAX, and with TensorFlow it splits nothing.
 #
 # ## On your own
 #
-# **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D, where ∗ multiplies
-# number by number. Write `gated(g, u, d, n)`. It returns a list with a triple of matrices for each
-# of n devices, an n-th of each matrix, whose outputs add up to that of the whole.
+# **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D. Here ∗ multiplies
+# number by number, and silu(z) is z/(1 + exp(−z)). Write `gated(g, u, d, n)`. It returns a list
+# with a triple of matrices for each of n devices, an n-th of each matrix, whose outputs add up to
+# that of the whole.
 
 # %% tags=["exercise"]
 def gated(g, u, d, n):
@@ -251,7 +240,8 @@ checks.gated(gated)
 # by columns. Then `logits[i]` is on one device and has the scores of an equal share of the classes,
 # in order. Write `losses(logits, y)`, the cross entropy of each example: the log of the sum of
 # exp(score) over all classes, less the score of class `y`. At most 16 bytes for each example may
-# leave a device, and scores of 1000 must not overflow.
+# leave a device, and scores of 1000 must not overflow: log Σ exp(s) = m + log Σ exp(s − m) for any
+# m, so each device can take its own highest score as m.
 
 # %% tags=["exercise"]
 def losses(logits, y):

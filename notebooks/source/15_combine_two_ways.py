@@ -4,8 +4,8 @@
 # Your model needs two GPUs, because one cannot hold it. You have four, and two of them should not
 # be idle.
 #
-# **In this lesson** one line arranges four devices in two rows, each row has the whole model in two
-# stages, and the rows share the batch.
+# **In this lesson** one line arranges four devices in two rows, each row computes the whole model
+# in two stages, and the rows share the batch.
 #
 # ![Four devices in a grid. Along a row activations go to the second stage and their gradients come
 # back. Between the rows weights go down and their gradients come up.](pictures/15_grid.svg)
@@ -18,7 +18,7 @@
 # model.fit(images, labels)
 # ```
 #
-# **You need** [[07]] and [[12]].
+# **You need** [[07]], [[12]] and, for parts of layers, [[14]].
 
 # %%
 from mgpu_helpers import devices
@@ -72,18 +72,23 @@ print(*fit.layout(model).rows, sep="\n")
 
 # %% [markdown]
 # Rows that share the batch are **data parallelism**, stages are **model parallelism**, and such a
-# grid is called a **device mesh**. In this traced step, dark boxes go forward and pale ones back:
+# grid is called a **device mesh**. In this traced step, `F0` is a stage's forward pass, and `B0`
+# its backward pass:
 
 # %% tags=["varies", "cover"]
 with tf.device(plan.host):  # prepares the batch
     step = trace.fit_step(model, (images, labels))
-charts.pipeline(step).set_title("Two rows of two stages: forward dark, backward pale", loc="left")
+ax = charts.pipeline(step)
+ax.set_title("Two rows of two stages: forward dark, backward pale", loc="left")
+names = [f"row {i // 2}: {label.get_text()}" for i, label in enumerate(ax.get_yticklabels())]
+ax.set_yticks(ax.get_yticks(), names)
 plt.show()
 
 # %% [markdown]
 # All four devices work. Each row takes its half of the batch through both stages and back. The rows
-# meet at the loss, which the first row computes for the whole batch, and when gradients are added
-# up. (If four devices share fewer cores, the times and gaps say nothing about GPUs.)
+# meet between `F0` and `B0` of the second stage, at the loss, which the first row computes for the
+# whole batch, and when gradients are added up. If four devices share fewer cores, the times and
+# gaps say nothing about GPUs.
 #
 # Where are the weights?
 
@@ -138,27 +143,33 @@ def gradients(row, pair, x):
 
 # %%
 def take_step(pairs, added=("a", "b")):
-    losses, *found = zip(*map(gradients, grid, pairs, shares))
-    for i, name in enumerate("ab"):
-        for row, pair, own in zip(grid, pairs, found[i]):
-            with tf.device(row[i]):
-                pair[i].assign_sub(0.1 * (tf.add_n(found[i]) if name in added else own))
-    return sum(loss.numpy() for loss in losses), found
+    total, found = 0.0, {"a": [], "b": []}
+    for row, pair, x in zip(grid, pairs, shares):
+        loss, of_a, of_b = gradients(row, pair, x)
+        total += loss.numpy()
+        found["a"].append(of_a)
+        found["b"].append(of_b)
+    for i, (name, own) in enumerate(found.items()):
+        for k in range(2):
+            with tf.device(grid[k][i]):
+                taken = tf.add_n(own) if name in added else own[k]
+                pairs[k][i].assign_sub(0.1 * taken)
+    return total, found
 
-
+# %%
 pairs = weights()
-for name, (one, other) in zip("ab", take_step(pairs)[1]):
+for name, (one, other) in take_step(pairs)[1].items():
     print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
 
 # %% [markdown]
-# The gradients of the rows add up to those of the whole batch. What is added up is always on
-# devices with the same stage.
+# The gradients of the rows add up to those of the whole batch. Only devices with the same stage add
+# up their gradients.
 #
 # ## Proof
 #
 # Two steps of `fit` are compared with one device, in float64, where rounding hides no mistake. The
-# batches of 99 and 51 images do not divide by two. Beside stages we try rows whose devices have
-# parts of every large layer ([[14]]):
+# batches of 99 and 51 images do not divide by two. Beside stages we try parts of every large
+# layer, where `row=2` puts two devices into a row:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -214,8 +225,8 @@ print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} by
 # weights. The rest are the scores of its images, 10 each, which go to the first row for the loss,
 # and their gradients.
 #
-# So the fast link belongs to the larger sum. Here, with stages, it crosses between the rows. With
-# parts of layers and a batch of 2048, it would cross within them, 16.8 MB.
+# So give the fast link to the larger sum. With stages that is the sum between the rows. With parts
+# of layers and a batch of 2048, it would be the sum within them, 16.8 MB.
 #
 # ## Ask first
 #
@@ -233,18 +244,13 @@ for way in advice.ways:
 print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 
 # %% [markdown]
-# On two machines with two GPUs each, every machine is a row. Call `fit.strategy()` before the first
-# tensor, keep the line, and start the script with `mgpu cluster` ([[21]]). Each machine then has
-# [all weights and updates them itself](../docs/layouts.md#within-each-machine), so gradients
-# cross between the machines, and no weights.
-#
 # ## Break it
 #
 # Suppose that your loop forgets one sum: the gradients of `a` are added up, but each row updates
 # `b` by its own. Write down what you expect of the loss and of the weights:
 
 # %%
-for name, added in {"both sums": "ab", "only a": "a"}.items():
+for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
     pairs = weights()
     loss, _ = take_step(pairs, added)
     after = [f"a {a.numpy():.2f}, b {b.numpy():.2f}" for a, b in pairs]
@@ -261,12 +267,13 @@ for name, added in {"both sums": "ab", "only a": "a"}.items():
 # | **It costs** | what crosses within the rows, and between them weights and gradients |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
 # | **With it** | `pieces=4` keeps both stages of a row busy ([[13]]) |
+# | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #
 # `nvidia-smi topo -m` prints which GPUs NVLink connects. The devices of a row are neighbours in
-# `plan.devices`. To put the columns on the fast links, give `fit.use` a list of the devices in
-# another order instead of the plan.
+# `plan.devices`, and those of one stage are a column of the grid. To put the columns on the fast
+# links, give `fit.use` a list of the devices in another order instead of the plan.
 #
 # [Megatron-LM](https://arxiv.org/abs/2104.04473) combines three ways: parts of layers within a
 # server, stages across servers, and rows for the batch. In `fit.use` a row has stages or parts of
@@ -297,8 +304,8 @@ checks.in_order(in_order)
 # %% [markdown]
 # **2.** Write `crossing`, which returns two numbers of bytes, within rows and between rows, for a
 # step of a model in two stages. All weights have `weights` bytes, an example has `cut` bytes at the
-# cut, and `rows` rows share `batch` examples. The first row has the weights, the others read them
-# there, and scores do not count.
+# cut, and a batch of `batch` examples is shared by `rows` rows. The first row has the weights, the
+# others read them there, and scores do not count.
 
 # %% tags=["exercise"]
 def crossing(weights, cut, batch, rows):
@@ -317,14 +324,15 @@ checks.crossing(crossing)
 # %% [markdown]
 # ## What we saw
 #
-# - In float64, two rows of two devices trained the weights of one device, to 1e-12.
+# - In float64, two rows of two devices ended with the weights of one device, to 1e-12.
 # - The gradients of two rows added up to those of the batch, 7.5 and 5.0.
 # - With a batch of 1024, 2,097,152 bytes crossed within rows of stages, and 10,086,480 between.
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]] in a grid keeps what a stage keeps, adds half of what it adds, and
-# sends what both ways send:
+# With the small Transformer of [[01]], each device of a grid keeps 5.2 MB, as in two stages. A step
+# adds about half as much, 21.0 MB. What crosses is the sum of both ways, 2.1 and 9.4 MB. No time
+# is given, because four devices share two cores:
 #
 # [[ways]]
 #

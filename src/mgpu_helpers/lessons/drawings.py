@@ -248,7 +248,8 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
     A dashed line stands where the backward pass begins, and a dotted one where results of several
-    devices have been added up. A device's waits are grey. What runs on the host is left out.
+    devices have been added up. A device's waits are grey. What runs on the host is left out, and
+    what is too short to be seen beside a longer operation.
     """
     import matplotlib.pyplot as plt
 
@@ -258,8 +259,12 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
         len(own), 1, figsize=(8, 0.6 * sum(counts)), sharex=True, height_ratios=counts,
         layout="constrained", squeeze=False,
     )  # fmt: skip
+    pixel = max(step.length for step in own.values()) / 500
     for ax, (name, step) in zip(grid.flat, own.items(), strict=True):
-        timeline(step, ax=ax)
+        timeline(_without_specks(step, pixel), ax=ax)
+        for bars in ax.collections:  # a white edge would cover short ones
+            wide = [1e-3 * path.get_extents().width for path in bars.get_paths()]
+            bars.set_linewidths([0.4 if each > 2 * pixel else 0.0 for each in wide])
         ax.set_title(f"{name}: {1e3 * step.length:.1f} ms", loc="left")
         ax.set_xlabel("")
         for row, device in enumerate(step.devices):
@@ -270,7 +275,8 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
         if (begins := backward_begins(step)) is not None:
             marks.append((begins, "backward pass", 3, "left", "--"))
         for at, text, x, align, line in marks:
-            ax.axvline(1e3 * at, color="#222222", linestyle=line, linewidth=1.2)
+            tone, layer = (DARK, 3) if line == ":" else (LIMIT, 2)  # both may be at one place
+            ax.axvline(1e3 * at, color=tone, linestyle=line, linewidth=1.2, zorder=layer)
             note(ax, text, (1e3 * at, 0), (x, 3), xycoords=UP, ha=align, **SMALL | {"size": 8.5})
         ax.set_ylim(len(step.devices) - 0.2, -0.5)
     grid[-1, 0].set_xlabel("time in the step, ms")
@@ -280,6 +286,17 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
 
 def _without_host(step: Trace) -> Trace:
     return replace(step, ops=tuple(op for op in step.ops if op.device != planned().host))
+
+
+def _without_specks(step: Trace, least: float) -> Trace:
+    """Leave out what takes less time, while its device also runs something that takes more."""
+    seen = [op for op in step.ops if op.length >= least]
+
+    def covered(op: Op) -> bool:
+        return any(o.device == op.device and o.start <= op.start and op.end <= o.end for o in seen)
+
+    kept = (op for op in step.ops if op.length >= least or not covered(op))
+    return replace(step, ops=tuple(kept))
 
 
 def _sums(step: Trace) -> list[float]:

@@ -58,7 +58,7 @@ def _fewest(
 def _bubble(right: int, got: Any, stages: int, batch: int, percent: int) -> str:
     given = f"with {counted(stages, 'stage')} and a batch of {batch}"
     wanted = f"{right} is the fewest" if right else "there is no such number"
-    return f"{given}, for a bubble of {percent} % at most {wanted}, not {got:g}"
+    return f"{given}, for a bubble of at most {percent} %, {wanted}, not {got:g}"
 
 
 #: Check exercise 2 of lesson 13: the fewest even pieces for a bubble, of batches that it draws.
