@@ -22,8 +22,8 @@ def _pairs() -> Iterator[tuple[str, str]]:
     yield FULL, "/GPU:1"
     yield "/GPU:0", "/GPU:2"
     yield "/GPU:1", "/GPU:11"
-    yield "/CPU:11", "/GPU:11"
     yield "/CPU:0", "/GPU:0"
+    yield "/CPU:11", "/GPU:11"
     yield "/device:gpu:12", "/job:localhost/replica:0/task:0/device:GPU:12"
     yield FULL, "/job:localhost/replica:0/task:0/device:GPU:0"
 
