@@ -2,18 +2,18 @@
 # # Survive on several machines
 #
 # Your training has run on two machines for nine hours when a process on one of them is killed. The
-# other machine stops as well, with an error about its network, and the nine hours are lost.
+# other stops as well, with an error about its network, and the nine hours are lost.
 #
 # **In this lesson** a training whose worker is killed goes on by itself and ends with the same bits
 # as if nothing had happened, and you see which worker failed first and where one hangs.
 #
-# ![Two workers over time. In attempt 0 worker 1 is killed after steps 8 and 9, and worker 0 waits
-# and ends. Attempt 1 begins with steps 8 and 9 again.](pictures/22_restart.svg)
+# ![Two workers over time. After a backup and two more steps worker 1 is killed, and worker 0 waits
+# and ends. Attempt 1 does these two steps again, and goes on.](pictures/22_restart.svg)
 #
 # A worker cannot go on alone, because it needs the gradients of the others. So the launcher ends
-# all workers when one has failed, and starts them again. They read a **backup** (also called a
-# **checkpoint**), which was written after the last whole pass over the data. Of 24 steps, 2 are
-# done twice here. One callback and one option are enough:
+# all workers when one has failed, and starts them again. They read a **backup**, also called a
+# **checkpoint**, which was written after the last whole pass over the data. In the picture a pass
+# has eight steps, and two steps are done twice. One callback and one option are enough:
 #
 # ```python
 # save = keras.callbacks.BackupAndRestore("/shared/backup", double_checkpoint=True)
@@ -34,16 +34,15 @@ plan
 
 # %%
 import json
-import os
 import re
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 from mgpu_helpers import charts, cluster, jobs
+from mgpu_helpers.lessons import workers
 from mgpu_helpers.lessons.checks import lesson_22 as checks
 
 folder = Path(tempfile.mkdtemp())
@@ -51,14 +50,13 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Try it
 #
-# The [script](scripts/train_workers.py) of [[21]] has this callback. It trains with dropout here,
-# on two workers, in three passes of eight steps. Because of `--kill-at 10`, worker 1 is killed just
-# before step 10:
+# [This script](scripts/train_workers.py) has the callback. It trains with dropout, in three passes
+# of eight steps. Because of `--kill-at 10`, worker 1 is killed just before step 10:
 
 # %%
 script = "scripts/train_workers.py"
 options = ["--dropout", "0.3", "--kill-at", "10", "--anew", "--folder", folder / "trained"]
-with mock.patch.dict(os.environ, {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}):
+with workers.on_cores():
     report = cluster.run(script, options, workers=2, restarts=2, logs=folder / "logs",
                          progress=False)  # fmt: skip
 print("attempts:", len(report.attempts), "- at the end:", *[worker.status for worker in report])
@@ -70,8 +68,9 @@ ax.set_title("Which worker ran when", loc="left")
 plt.show()
 
 # %% [markdown]
-# In attempt 0 (hatched) worker 1 failed, and worker 0 ended after it. Then the launcher started
-# both again, and attempt 1 ended well. Which steps did each attempt come to?
+# In attempt 0, which is hatched because it ended badly, worker 1 was killed, and worker 0 ended
+# because worker 1 was gone. Then the launcher started both again. Which steps did each attempt come
+# to?
 
 # %%
 for attempt in report.attempts:
@@ -80,19 +79,18 @@ for attempt in report.attempts:
     print(f"attempt {attempt.number} came to the steps {steps[0]} to {steps[-1]}")
 
 # %% [markdown]
-# Attempt 0 came to step 10 and did not do it. Attempt 1 began with step 8, after the pass that had
-# been saved.
+# Attempt 0 came to step 10 and did not do it. Attempt 1 began after the saved pass, with step 8.
 #
 # ## Proof
 #
 # Is the model the one that would have come out without the failure? At its end, each worker
 # returned a **digest** of all bits of its weights and its optimizer. Because of `--anew`, both then
-# trained once more from the first step, without a break and without a backup:
+# trained once more from the first step, without a break:
 
 # %%
 after_restart = {worker.result["state"] for worker in report}
 without_break = {worker.result["anew"] for worker in report}
-print("all four trainings have the same bits:", len(after_restart | without_break) == 1)
+print("same bits of both trainings, on both workers:", len(after_restart | without_break) == 1)
 
 # %% [markdown]
 # The bits are the same, although the training draws random numbers for dropout.
@@ -101,9 +99,12 @@ print("all four trainings have the same bits:", len(after_restart | without_brea
 #
 # - All machines have to see its folder. If each has a folder of its own, the workers begin at
 #   different passes, and `fit` stops them with a ValueError.
-# - A machine may fail while it writes, so `double_checkpoint` keeps the backup before.
+# - A machine may fail while it writes, so `double_checkpoint` also keeps the previous backup.
 # - When `fit` ends well, the backup is deleted. If you change the script, take a new folder.
-# - Leave out `save_freq`. With it, Keras repeats a part of a pass, and these steps count twice.
+# - Leave out `save_freq`. With it, a restart repeats steps that the saved weights already contain.
+#
+# If a whole machine is lost, the other workers start again and wait ten minutes for it, so run its
+# command there again in that time.
 #
 # | | |
 # |---|---|
@@ -122,20 +123,18 @@ print(re.sub(r", after [\d.]+ s", "", report.attempts[0].why))  # the time is le
 # Nothing was wrong with worker 0. What does its log say?
 
 # %% tags=["nbval-ignore-output"]
-log = report.attempts[0].workers[0].log.read_text().splitlines()
-errors = [line for line in log if "Error" in line and not line.startswith(("E0", "W0", "I0"))]
-print(*[line.strip()[:95] for line in errors[:3]], sep="\n")
+print(*workers.errors(report.attempts[0].workers[0].log), sep="\n")
 
 # %% [markdown]
-# Read alone, this log blames the network. If the launcher ends worker 0 sooner, it shows no error
-# at all. So begin with the worker that the launcher names.
+# This log blames the network. If the launcher ends worker 0 sooner, it shows no error at all. So
+# begin with the worker that the launcher names.
 #
 # ## Find the worker that hangs
 #
 # If a worker hangs, no error comes, and the others wait in the all-reduce. So the launcher watches
-# all workers. When nothing goes on in any of them for ten minutes, or for `--stalled` seconds, it
-# shows where each is, ends them, and starts them again if `--restarts` allows it. A small script
-# without TensorFlow is enough to see this. It may hang for three seconds:
+# for steps, output, reading and saving. If it sees none of them in any worker for ten minutes
+# (`--stalled` sets another time), it shows where each worker is, ends all, and starts them again if
+# `--restarts` allows it. The small script below hangs, and the launcher waits only three seconds:
 
 # %%
 hangs = folder / "hangs.py"
@@ -155,8 +154,8 @@ stuck = cluster.run(hangs, workers=2, stalled=3, logs=folder / "stuck", progress
 print(stuck.attempts[0].doing.replace(f"{folder}/", ""))
 
 # %% [markdown]
-# Worker 0 is in the all-reduce, where it waits, and worker 1 is still computing. So look at the
-# worker whose line differs from those of the others. In a real training the others are in `fit`.
+# Worker 1 is still computing, and worker 0 waits for it in the all-reduce. So look at the worker
+# that is not in the all-reduce. In a real training this wait is a line in `fit`.
 #
 # ## By hand
 #
@@ -196,28 +195,29 @@ for name in start():
     print(f"without {name:6} {train(lacking, until=10)['w']:.6f}")
 
 # %% [markdown]
-# You need all four. Each time the training ends with another weight than 1.304073, and no error
-# says so. In `fit`, *step* is the number of passes done, *v* the optimizer's slots and its count of
-# steps, and *random* the state of dropout. Keras's callback alone does not save the last, and
-# `fit.strategy` adds it.
+# You need all four. Each time the training ends with another weight, and no error says so. In
+# `fit`, *step* is the number of passes done, *v* the optimizer's slots and its count of steps, and
+# *random* the state of dropout. Keras's callback alone does not save the last, and `fit.strategy`
+# adds it.
 #
 # ## On GPUs
 #
 # Two runs on GPUs are sure to have equal bits only after
 # `tf.config.experimental.enable_op_determinism()`, which costs time. NCCL does the all-reduce
 # there, and a GPU that waits in it looks 100 % busy in `nvidia-smi`. If the first step hangs,
-# `NCCL_DEBUG=INFO` prints the network that NCCL takes ([causes and
-# cures](../docs/errors.md#when-nccl-hangs)).
+# `NCCL_DEBUG=INFO` prints the network that NCCL takes
+# ([cures](../docs/errors.md#when-nccl-hangs)).
 #
-# If Slurm or Kubernetes ends a job, it sends SIGTERM first. Then all workers save after the same
-# step, and the next start goes on with the next one ([how](../docs/slurm.md)).
+# SIGTERM asks a process to end. Slurm and Kubernetes send it before they end a job. Then all
+# workers save after the same step, and the next start goes on from there
+# ([how](../docs/slurm.md)).
 #
 # ## On your own
 #
-# **1.** Write `computed(total, every, failures)`: how many steps are computed in all attempts
-# together, until `total` steps are done. There is a backup after every `every` steps, counted from
-# the beginning of the training. Steps count from 0. Attempt i fails just before step `failures[i]`;
-# the same step may occur twice. One more attempt reaches the end.
+# **1.** Write `computed(total, every, failures)`: how many steps all attempts compute together,
+# until `total` steps are done. There is a backup after every `every` steps, counted from the
+# beginning of the training. Steps count from 0. Attempt i fails just before step `failures[i]`; the
+# same step may occur twice. One more attempt reaches the end.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):
@@ -239,9 +239,10 @@ checks.computed(computed)
 
 # %% [markdown]
 # **2.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
-# order, a tuple of three: the second at which it ended, its exit status, and the number of the
-# worker named as lost in its log, or `None`. Begin with the earliest whose status is not 0. If its
-# log names another worker, go on to that one, and so on. The names never lead in a circle.
+# order, a tuple of three: the time in seconds at which it ended, its exit status (below 0 if a
+# signal ended it), and the number of the worker that its log names as lost, or `None`. The earliest
+# to fail may have lost another, which is then to blame, however it ended, unless it has lost
+# another itself. The names never lead in a circle.
 
 # %% tags=["exercise"]
 def first(ends):

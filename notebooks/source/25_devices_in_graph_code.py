@@ -1,26 +1,26 @@
 # %% [markdown]
 # # Devices in graph code
 #
-# You inherit a program of 2017 that gives its session a list of GPUs, a share of their memory and a
-# placement log. Some of these settings still act, some raise an error, and some do nothing.
+# You inherit a program of 2017 that gives each of its two graphs a GPU. It runs and prints losses
+# that change, but does it train? And which of its settings still act?
 #
-# **In this lesson** you run such programs of two sources on your devices, and learn which lines of
-# today do the same.
+# **In this lesson** you run programs of 2017 that place graphs on devices, find a loop that never
+# trains, and learn which lines of today do the same.
 #
-# ![Left: two sessions of one process list GPU 1 and GPU 2. Each calls its own GPU number 0, which
+# ![Left: two sessions of one process list GPU 0 and GPU 1. Each calls its own GPU number 0, which
 # is an error. Right: the process has one list, and each graph is built for a device of
 # it.](pictures/25_one_list.svg)
 #
-# The sources are a [wiki page](../docs/sources.md#wiki) of 2017 on placement and memory, and [Wonik
-# Jang's article](../docs/sources.md#jang) of 2017 on scripts and graphs that have a GPU each. Two
-# of his graphs will train to the weights of these lines, to 1e-12:
+# Graphs and scripts with a GPU each come from [Wonik Jang's article](../docs/sources.md#jang), the
+# log and the memory from a [wiki page](../docs/sources.md#wiki). Two graphs of the article will
+# train to the weights of these lines, to 1e-12:
 #
 # ```python
 # with tf.device(device):  # in a thread for each model
 #     model.fit(images, labels)
 # ```
 #
-# **You need** [[04]] and [[23]].
+# **You need** [[04]], [[18]] and [[23]].
 
 # %%
 from mgpu_helpers import devices
@@ -49,118 +49,19 @@ from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
 from mgpu_helpers.lessons.state import apart
 
 # %% [markdown]
-# ## Names and the log
-#
-# A **device string** such as `/cpu:0` or `/gpu:1` names a device, and `tf.device` takes it as in
-# 2017. The wiki's second program multiplies on two GPUs and adds on the host. With
-# `log_device_placement` a session reports the device that it has planned for each operation.
-# `session_config` returns a `ConfigProto` that also knows the devices of the plan, and
-# `trace.placement` collects the report. At the end the same function runs as a `tf.function`. Is it
-# planned on the same devices?
-
-# %%
-def program(names):
-    with tf.device(plan.host):
-        a = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    products = []
-    for name in names:
-        with tf.device(name):
-            products.append(tf.matmul(a, a))
-    with tf.device(plan.host):
-        return tf.add_n(products)
-
-
-# %%
-def logged(names, soft):
-    with tf.Graph().as_default() as graph:
-        total = program(names)
-    config = plan.session_config(log_placement=True, soft_placement=soft)
-    with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
-        return session.run(total), log
-
-
-homes = [plan.devices[0], plan.devices[-1]]
-total, log = logged(homes, soft=False)
-print(log)
-
-# %%
-with trace.placement() as today:
-    sums = tf.function(program)(homes)
-print("equal sums:", np.array_equal(sums, total))
-for name in ("MatMul", "MatMul_1", "AddN"):
-    print(name, "planned alike:", log.device_of(name) == today.device_of(name))
-
-# %% [markdown]
-# It is.
-#
-# ## Soft placement
-#
-# The wiki's first program leaves a product's device open, as `""` does here. Its second names
-# `/gpu:2` and `/gpu:3`. If there is no such GPU, a session raises an error, but with
-# `allow_soft_placement` it takes another device. We use names that no machine has:
-
-# %%
-lost = ["/gpu:98", "/gpu:99"]
-for names, soft in [([""], False), (lost, False), (lost, True)]:
-    try:
-        rows = logged(names, soft)[1].rows
-        print(names, soft, "devices:", len({row.device for row in rows if row.type == "MatMul"}))
-    except tf.errors.InvalidArgumentError as error:
-        print(names, soft, type(error).__name__)
-
-# %% [markdown]
-# What has no name goes to the first GPU, or to the host if there is none. With soft placement both
-# products of the second program share a device, and only the log says so. In a session soft
-# placement is off by default. In today's code it is on ([[04]]).
-#
-# ## Memory
-#
-# A `ConfigProto` also holds the options of memory. The first TensorFlow call of a process fixes
-# them: a session that comes later cannot change them, and gets no error. `pretend_gpus` lists an
-# invented GPU, as if TensorFlow had not started. Do two calls of today set the old options?
-
-# %%
-classic = tf1.GPUOptions(allow_growth=True, visible_device_list="0")
-with pretend_gpus(1) as gpus:
-    tf.config.experimental.set_memory_growth(gpus[0], True)
-    tf.config.set_visible_devices(gpus, "GPU")
-    print("equal options:", gpu_options() == classic)
-
-# %% [markdown]
-# They do. `per_process_gpu_memory_fraction` is a share of each GPU's memory. (The wiki speaks of
-# 20 %, and its program sets 0.4.) Today's `memory_limit` is a number of MiB instead. A share of 0.4
-# becomes 6553 on a GPU of 16 GiB ([[05]]).
-#
-# ## A GPU for each script
-#
-# The article's first case is two scripts. Script A sets `visible_device_list` to "0", script B to
-# "1". That still works, but each script has to know its GPU.
-# [train_graph.py](scripts/train_graph.py) is such a script, with the article's network at an eighth
-# of its width. The runner of [[16]] shows each script a single GPU, which has number 0 inside. So
-# "0" is right for both:
-
-# %%
-folder, widths = Path(tempfile.mkdtemp()), [2400, 4800]  # hidden units in the article
-script = [sys.executable, "scripts/train_graph.py", "--gpu=0"]
-commands = [[*script, f"--hidden={width}", f"--output={folder / str(width)}"] for width in widths]
-report = jobs.run(commands, names="AB", logs=folder, progress=False)
-
-# %%
-of_scripts = [json.loads((folder / f"{width}/train_graph.json").read_text()) for width in widths]
-for job, losses in zip(report, of_scripts):
-    print(f"script {job.name} {job.status}, loss {losses[0]:.2f} to {losses[-1]:.2f}")
-
-# %% [markdown]
 # ## Two graphs in one process
 #
-# The article's second case is two graphs whose hidden layers differ. Their operations have equal
-# names, so that one loop can find them in both. Each session of the article lists another GPU.
-# Today that is an [error](../docs/errors.md#mapped), because a process numbers its GPUs only once.
-# So `tf.device` gives each graph its device, and both sessions get the same configuration:
+# The article trains two graphs whose hidden layers differ. Each session lists another GPU, which is
+# an [error](../docs/errors.md#mapped), because a process numbers its GPUs only once. So `tf.device`
+# gives each graph its device here, and both sessions get the same configuration. The operations
+# have equal names, so that one loop can find them in both graphs:
 
 # %%
+widths, homes = [2400, 4800], [plan.devices[0], plan.devices[-1]]  # hidden units in the article
+
+
 def build_graph(width, device):
-    network = networks.jang(width, width=0.125)
+    network = networks.jang(width, width=0.125)  # an eighth as wide
     with tf.Graph().as_default() as graph, tf.device(device):
         x = tf1.placeholder(tf.float64, [None, 28, 28, 1], name="input")
         y = tf1.placeholder(tf.int64, [None], name="label")
@@ -189,31 +90,46 @@ begin = [weights_of(session) for session in sessions]
 # %% [markdown]
 # ## Break it
 #
-# The article's loop runs one fetch for each batch: `cross_entropy:0`. Here it is. Write down how
-# many of the five weights of each graph you expect to change in eight runs.
+# What `session.run` is asked for is called a **fetch**. The article's loop fetches
+# `cross_entropy:0` for each batch. Each graph has five weights, three of convolutions and two of
+# dense layers. Write down how many of them you expect to change in eight batches:
 
 # %%
 images, labels = digits.load(512)
 batches = list(zip(np.split(images, 8), np.split(labels, 8)))
 
 
-def run(session, fetches):
-    return [session.run(fetches, {"input:0": x, "label:0": y}) for x, y in batches]
+def run(session, *fetches):
+    results = [session.run(fetches, {"input:0": x, "label:0": y}) for x, y in batches]
+    return [loss for loss, *_ in results]
 
 
 # %%
-for session, before in zip(sessions, begin):
-    losses = run(session, "cross_entropy:0")
-    changed = sum(np.any(a != b) for a, b in zip(weights_of(session), before))
-    print(f"losses {losses[0]:.2f} to {losses[-1]:.2f}, weights that changed: {changed}")
+def try_loop(*fetches):
+    for session, before in zip(sessions, begin):
+        losses = run(session, *fetches)
+        changed = sum(np.any(a != b) for a, b in zip(weights_of(session), before))
+        print(f"loss {losses[0]:.2f} to {losses[-1]:.2f}, weights that changed: {changed}")
+
+
+try_loop("cross_entropy:0")
 
 # %% [markdown]
-# No weight changed. A session computes only what it is asked for, and nobody asked for
-# `train_step`. The losses still differ from batch to batch, so the output looks like a training. We
-# add the missing fetch.
+# No weight changed. A session computes only what a fetch needs, and nobody fetched `train_step`.
+# The losses still differ from batch to batch, so the output looks like a training. Here is the loop
+# with the missing fetch:
+
+# %%
+try_loop("cross_entropy:0", "train_step")
+
+# %% [markdown]
+# Now all five weights change, and both losses fall.
 #
-# The loop has a second flaw: `run` waits for its result, so the sessions take turns. With a thread
-# for each they need not. We time a pass in each way:
+# ## Both graphs at once
+#
+# The loop has a second flaw. `session.run` returns when its step is done, so only one of the two
+# devices works at a time. With a thread for each session ([[18]]), both can. We time a pass in each
+# way:
 
 # %%
 def timed(session):
@@ -236,16 +152,17 @@ for way, results in {"loop": [*map(timed, sessions)], "threads": at_once(timed, 
     for i, (home, spans) in enumerate(zip(homes, results), 1):
         rows[f"{way}: graph {i}"] = np.array(spans) - results[0][0][0]
         places[f"{way}: graph {i}"] = home
-charts.spans(rows, places)
+charts.spans(rows, places).set_title("When each graph trained", loc="left")
 plt.show()
 
 # %% [markdown]
-# In the loop, the second graph begins when the first is done. With threads, both train at once.
+# White lines separate the eight steps of a pass. In the loop, the second graph begins when the
+# first has done its pass. With threads, both train at the same time.
 #
 # ## Proof
 #
-# Today's lines are a Keras model for each graph, each in a thread ([[18]]). Then the graphs begin
-# again, train for the same eight steps, and are compared with the scripts and with Keras:
+# Today's lines are a Keras model for each graph. Each begins with the weights of its graph, and
+# trains in a thread of its own:
 
 # %%
 keras.config.set_floatx("float64")
@@ -277,18 +194,94 @@ def train(model, device):
 models = [*map(build, widths, begin, homes)]
 _ = at_once(train, models, homes)
 
+# %% [markdown]
+# The graphs begin again and train for the same eight steps, in threads as well:
+
 # %%
 def train_graph(session):
     session.run("init")
-    return [loss for loss, _ in run(session, ["cross_entropy:0", "train_step"])]
+    return run(session, "cross_entropy:0", "train_step")
 
 
-for losses, of_script in zip(at_once(train_graph, sessions), of_scripts):
-    print("losses of the script to 1e-12:", np.allclose(losses, of_script, rtol=1e-12, atol=0))
+of_graphs = at_once(train_graph, sessions)
 for session, model in zip(sessions, models):
     print("weights of fit to 1e-12:", apart(weights_of(session), model.get_weights()) < 1e-12)
 
 # %% [markdown]
+# The graphs have trained to the weights of `fit`.
+#
+# ## A GPU for each script
+#
+# The article also trains each graph in a script of its own. Script A sets `visible_device_list` to
+# "0", script B to "1". That still works, but each script has to know its GPU. The runner of [[16]]
+# shows each script a single GPU, which has number 0 inside, so "0" is right for both.
+# [train_graph.py](scripts/train_graph.py) is such a script:
+
+# %%
+folder = Path(tempfile.mkdtemp())
+script = [sys.executable, "scripts/train_graph.py", "--gpu=0"]
+commands = [[*script, f"--hidden={width}", f"--output={folder / str(width)}"] for width in widths]
+report = jobs.run(commands, names="AB", logs=folder, progress=False)
+
+# %%
+for job, width, of_graph in zip(report, widths, of_graphs):
+    losses = json.loads((folder / f"{width}/train_graph.json").read_text())
+    print(f"script {job.name} {job.status}, loss {losses[0]:.2f} to {losses[-1]:.2f}")
+    print("  losses of the graph to 1e-12:", np.allclose(of_graph, losses, rtol=1e-12, atol=0))
+
+# %% [markdown]
+# ## Names and the log
+#
+# A **device string** such as `/cpu:0` or `/gpu:1` names a device, and `tf.device` takes it as in
+# 2017. The wiki's program multiplies on two GPUs and adds on the host. With `log_device_placement`
+# its session reports where it plans each operation. Here `session_config` returns a `ConfigProto`
+# that also knows the plan's devices, and `trace.placement` collects the report. Then the same
+# function runs as a `tf.function`:
+
+# %%
+def program(names):
+    with tf.device(plan.host):
+        a = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    products = []
+    for name in names:
+        with tf.device(name):
+            products.append(tf.matmul(a, a))
+    with tf.device(plan.host):
+        return tf.add_n(products)
+
+
+# %%
+with tf.Graph().as_default() as graph:
+    total = program(homes)
+config = plan.session_config(log_placement=True)
+with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
+    session.run(total)
+with trace.placement() as today:
+    tf.function(program)(homes)
+for name in ("MatMul", "MatMul_1", "AddN"):
+    print(f"{name:8}  session {log.device_of(name)}  tf.function {today.device_of(name)}")
+
+# %% [markdown]
+# Both plan the products and the sum on the same devices.
+#
+# ## Memory
+#
+# A `ConfigProto` also holds the options of memory. TensorFlow reads them once, at its first call in
+# a process. A session that comes later cannot change them, and gets no error. Which options do two
+# calls of today set? Because TensorFlow has started here, `pretend_gpus` lists an invented GPU:
+
+# %%
+with pretend_gpus(1) as gpus:
+    tf.config.experimental.set_memory_growth(gpus[0], True)
+    tf.config.set_visible_devices(gpus, "GPU")
+    for option, value in gpu_options().ListFields():
+        print(option.name, value)
+
+# %% [markdown]
+# They set two options of the `ConfigProto`. Another, `per_process_gpu_memory_fraction`, is a share
+# of each GPU's memory, and today's `memory_limit` is a number of MiB. The wiki's share of 0.4
+# becomes 6553 on a GPU of 16 GiB ([[05]]).
+#
 # ## What still works
 #
 # `tf1` is `tensorflow.compat.v1`, where these names still are:
@@ -298,13 +291,13 @@ for session, model in zip(sessions, models):
 # | `/cpu:0`, `/gpu:1`, `tf.device` | yes | the same; names from `plan.devices` |
 # | `tf.Session`, `tf.ConfigProto` | in `tf1` | `fit`; `tf.config` before TensorFlow starts |
 # | `log_device_placement` | yes | `tf.debugging.set_log_device_placement` |
-# | `allow_soft_placement` | yes, off by default | on; `tf.config.set_soft_device_placement` |
+# | `allow_soft_placement` | yes, off by default | on by default ([[04]]) |
 # | `allow_growth` | in the first session | `tf.config.experimental.set_memory_growth` |
 # | `per_process_gpu_memory_fraction` | in the first session | `memory_limit`, in MiB |
 # | `visible_device_list`, one for a script | in the first session | `mgpu run` |
 # | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
-# | `tf.placeholder`, `get_tensor_by_name` | in `tf1`, yes | arguments of `fit` |
-# | `tf.train.RMSPropOptimizer` | in `tf1` | `RMSprop` of Keras; its mean begins with 0, not 1 |
+# | `tf.placeholder`, `get_tensor_by_name` | in `tf1` | arguments of `fit` |
+# | `tf.train.RMSPropOptimizer` | in `tf1`; its mean begins with 1 | Keras's `RMSprop`, from 0 |
 # | `tf.global_variables_initializer` | in `tf1` | nothing: Keras does it |
 #
 # | | a session with devices of its own |
@@ -315,8 +308,8 @@ for session, model in zip(sessions, models):
 #
 # ## On GPUs
 #
-# `visible_device_list` counts among the GPUs that `CUDA_VISIBLE_DEVICES` shows, and keeps their
-# order. In the program the GPUs are numbered from 0 once more.
+# The numbers in `visible_device_list` count among the GPUs that `CUDA_VISIBLE_DEVICES` shows.
+# Inside the program the GPUs are numbered from 0, in the order of `visible_device_list`.
 #
 # ## On your own
 #
@@ -363,9 +356,9 @@ checks.outside(outside)
 # %% [markdown]
 # ## What we saw
 #
-# - A session and a `tf.function` planned both products and their sum on the same devices.
 # - The article's loop changed 0 weights, because it never fetched `train_step`.
-# - Two graphs had the losses of two scripts and the weights of `fit`, to 1e-12.
+# - Two graphs had the weights of `fit` and the losses of two scripts, to 1e-12.
+# - A session and a `tf.function` planned both products and their sum on the same devices.
 #
 # ## In practice
 #
