@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+import draw_readme
 from conftest import ROOT, STARTUP, limited
 from mgpu_helpers import cluster
 from test_fit import CASES, EXACT, largest_difference, run_cases
@@ -45,6 +46,31 @@ def test_two_workers_exchange_gradients_in_packs_and_train_the_same(tmp_path):
     for worker in report:
         assert worker.result == {"one": [11], "packs": [3, 7, 11], "same": True,
                                  "in a loop": True, "parts": True}  # fmt: skip
+
+
+MINE = """
+from keras import Input, Sequential, layers
+from mgpu_helpers.lessons import digits
+
+images, labels = digits.load(256)
+
+
+def build():
+    model = Sequential([Input([28, 28, 1]), layers.Flatten(), layers.Dense(10, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+"""
+
+
+def test_the_lines_of_lesson_21_run_on_two_workers_with_arrays(tmp_path):
+    lesson = json.loads((ROOT / "notebooks" / "21_fit_on_several_machines.ipynb").read_text())
+    page, script = tmp_path / "lesson.md", tmp_path / "train.py"
+    page.write_text("".join(lesson["cells"][0]["source"]), encoding="utf-8")
+    script.write_text(MINE + draw_readme.code_with(page, "fit.strategy"), encoding="utf-8")
+    report = run(script, tmp_path, workers=2)
+    assert report.ok, report
 
 
 TRAIN = ROOT / "tests" / "fit_train.py"

@@ -13,8 +13,9 @@
 # In **strong scaling** the global batch stays as it is, so n devices should take an nth of the
 # time. In **weak scaling** the per-device batch stays as it is, so n devices should take the same
 # time for n times the images. The dashed lines show these times. Grey is the **fixed part** of a
-# step, which the devices do not share, and because of it three devices reach only 74 % and 94 %
-# here. To measure strong scaling, train two models on the same data:
+# step, which does not shrink with the batch. It includes the exchange, so with three devices it
+# is longer, and they reach only 74 % and 94 % here. To measure strong scaling, train two models on
+# the same data:
 #
 # ```python
 # from mgpu_helpers import timing
@@ -79,13 +80,16 @@ def ready(images, steps=4):
 most = min(len(plan), plan.cores)  # devices that share a core gain nothing
 models = {n: build_on(n) for n in (1, most)}
 few, many = 4, 64
-layouts = {each for b in (few, many) for each in [(1, b), (1, most * b), (most, b)]}
-runs = {(n, b): partial(models[n].fit, ready(n * b), verbose=0) for n, b in sorted(layouts)}
+runs = {}  # for each (devices, images in a step)
+for b in (few, many):
+    for n, images in (1, b), (1, most * b), (most, most * b):
+        runs[n, images] = partial(models[n].fit, ready(images), verbose=0)
 
 # %% tags=["nbval-ignore-output"]
 took = timing.several(runs, warmup=1, repeats=15)
 names = ("one device", f"{most} devices")
-strong = {b: timing.Comparison(took[1, most * b], took[most, b], names) for b in (few, many)}
+strong = {b: timing.Comparison(took[1, most * b], took[most, most * b], names)
+          for b in (few, many)}  # fmt: skip
 print(f"{most * many} images a step:", strong[many])
 
 # %% [markdown]
@@ -95,15 +99,15 @@ print(f"{most * many} images a step:", strong[many])
 # ways of scaling:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
-weak = {b: timing.Comparison(took[1, b], took[most, b]) for b in (few, many)}
+weak = {b: timing.Comparison(took[1, b], took[most, most * b]) for b in (few, many)}
 drawings.speedups({"strong": strong, "weak": weak}, devices=most)
 plt.show()
 
 # %% [markdown]
-# Each bar is such an interval, with its median at the right. In strong scaling the large batch
-# gains more than the small one, whose step is mostly fixed part. With 4 images each, weak scaling
-# looks better than strong scaling, because a larger batch helps one device as well. Only strong
-# scaling shows what the others add.
+# Each line is such an interval, and the dot its median. A grey line contains 1. Sharing a small
+# batch may even lose, because its step is mostly fixed part. A large batch loses less, or gains if
+# the cores are not busy. With 4 images each, weak scaling looks better, because a larger batch
+# helps one device as well. Only strong scaling shows what the others add.
 #
 # ## By hand
 #
@@ -119,11 +123,11 @@ for row in published.P40:
           f"efficiency {speedup / n:.0%}")  # fmt: skip
 
 # %% [markdown]
-# Eight GPUs are slower than four. To see why, call the fixed part f and the rest r. A step takes f
-# + r on one GPU and f + r/2 on two. The difference is r/2 = 445 - 253 = 192 ms, so r is 384 ms and
-# f is 61 ms. Four GPUs should then take 61 + 384/4 = 157 ms, but they take 222. So f has grown with
-# the GPUs, as it does if all gradients meet on one of them. A larger batch makes r longer and
-# leaves f as it is.
+# Eight GPUs are no faster than four. To see why, call the fixed part f and the rest r. A step takes
+# f + r on one GPU and f + r/2 on two. The difference is r/2 = 445 - 253 = 192 ms, so r is 384 ms
+# and f is 61 ms. Four GPUs should then take 61 + 384/4 = 157 ms, but they take 222. So f has grown
+# with the GPUs, as it does if all gradients meet on one of them. The note has no brackets, so 240
+# and 222 ms may be equal, but 222 is far from 157. A larger batch makes r longer, and not f.
 #
 # | | |
 # |---|---|
@@ -133,8 +137,8 @@ for row in published.P40:
 #
 # ## How many pairs?
 #
-# In a thousand made-up comparisons, each time is off by 10 %. How often is a difference found
-# without a gain, and how often with one of 10 %?
+# In a thousand made-up comparisons each time varies by about 10 %. How often is a difference found
+# if there is none, and how often if one way is really 10 % faster?
 
 # %%
 def found(pairs, gain):
@@ -150,8 +154,8 @@ for pairs in (5, 15, 40):
 
 # %% [markdown]
 # Chance is seldom taken for a difference. But fifteen pairs miss a real gain of 10 % more often
-# than not, and forty pairs nearly always find it. So "cannot be told apart" does not prove that two
-# ways are equal: take more pairs.
+# than not, and forty nearly always find it. So "cannot be told apart" does not prove that two ways
+# are equal: take more pairs.
 #
 # ## Proof: the same work
 #
@@ -178,24 +182,24 @@ print("all devices, 4 steps of 120 images: the same", same(moved(most), of_one))
 # %% [markdown]
 # ## Break it
 #
-# In Horovod you divide the steps of an epoch by the devices, because each process takes batches of
-# its own. Keras's `fit` takes the global batch. If you divide its steps, too, what would a clock
-# say, and what does our proof say?
+# Horovod, another library, starts a process for each GPU, with batches of its own, so you divide
+# the steps of an epoch by the processes. Keras's `fit` takes the global batch. If you divide its
+# steps, too, what do a clock and our proof say?
 
 # %%
 steps = 4 // len(plan)
 print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, steps), of_one))
 
 # %% [markdown]
-# A clock would find two devices twice as fast, even if the second one added nothing. The proof
-# notices that half is missing.
+# A clock would find two devices twice as fast, even if the second added nothing. The proof notices
+# that half is missing.
 #
 # ## A larger batch wants another learning rate
 #
 # Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
 # updates. Here a batch of 16 grows to 128, as on eight devices, first with the old learning rate
-# and then with eight times the rate. We print which share of unseen digits a small network
-# recognizes after four passes:
+# and then with eight times that. We print which share of unseen digits a small network recognizes
+# after four passes:
 
 # %%
 images, labels = digits.load()
@@ -225,14 +229,12 @@ for batch, rate in [(16, 0.02), (128, 0.02), (128, 0.16)]:
 # With the old rate, the large batch recognizes far fewer digits. Eight times the rate, the **linear
 # scaling rule**, makes up for most of that.
 #
-# `fit.batches(shuffle=True)` draws another order in each pass, also with a seed. If you shuffle a
-# dataset yourself, a `cache` behind the `shuffle` freezes the first order.
-#
 # ## On GPUs
 #
 # Let `one` be your model without a strategy, which Keras compiles whole with XLA: this is what two
-# GPUs have to beat. A small network may lose. MNIST took 286 s with `MirroredStrategy` on two GTX
-# 1080 Ti, and 197 s on one ([TensorFlow issue 35095](../docs/sources.md), 2019).
+# GPUs have to beat. A small network may lose even without XLA: two GTX 1080 Ti took 286 s for MNIST
+# with `MirroredStrategy`, and one took 197 s with `OneDeviceStrategy` ([TensorFlow issue
+# 35095](../docs/sources.md), 2019).
 #
 # ## On your own
 #
@@ -256,9 +258,9 @@ def efficiency(seconds, kind):
 checks.efficiency(efficiency)
 
 # %% [markdown]
-# **2.** `a` and `b` are lists of the seconds of two steps in fifteen pairs of runs. The brackets
-# then go from the fourth smallest to the fourth largest ratio. Write `differ(a, b)`, which returns
-# True if both are on one side of 1, and False if not. Do not round.
+# **2.** `a` and `b` are lists of the seconds that two ways took in fifteen pairs of runs. The
+# brackets then go from the fourth smallest to the fourth largest ratio. Write `differ(a, b)`, which
+# returns True if both are on one side of 1, and False if not. Do not round.
 
 # %% tags=["exercise"]
 def differ(a, b):
@@ -279,7 +281,7 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - Eight GPUs that shared a batch were slower than four.
+# - Eight GPUs that shared a batch were no faster than four.
 # - Fifteen pairs of runs found a real gain of 10 % in 42 % of the cases, and forty pairs in 94 %.
 # - Four steps on all devices moved the weights as on one, and fewer steps did not.
 #

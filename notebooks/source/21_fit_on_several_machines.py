@@ -4,23 +4,24 @@
 # Your training fills all GPUs of one machine, and you have a second machine. TensorFlow has a
 # strategy for both together, but the `fit` of Keras 3 fails under it.
 #
-# **In this lesson** you add two lines to a script and start it with a launcher, and `fit` trains in
-# two processes the model that one process would train.
+# **In this lesson** you add three lines to a script and start it with a launcher, and `fit` trains
+# in two processes the model that one process would train.
 #
 # ![Of five rows two go to worker 0 and three to worker 1. Their gradients go into one all-reduce,
 # and each updates its copy of all weights.](pictures/21_two_machines.svg)
 #
 # A **worker** is one process. Usually each machine runs one, which drives all of its GPUs. Each
 # worker computes gradients of its part of every batch. An **all-reduce** adds them up and returns
-# the sum to each worker, so all make the same update. In a step each of our two workers sends
-# 101,800 bytes of gradients. These lines do it:
+# the sum to each worker, so all make the same update. These lines do it:
 #
 # ```python
+# import keras
 # from mgpu_helpers import devices, fit
 #
+# keras.utils.set_random_seed(1)  # the same order on all workers
 # with fit.strategy(devices.setup()).scope():
 #     model = build()  # makes and compiles your model
-# model.fit(images, labels)
+# model.fit(images, labels)  # batch_size is that of all workers together
 # ```
 #
 # ```shell
@@ -28,7 +29,7 @@
 # mgpu cluster --hosts a:20000,b:20000 --index 1 train.py  # on machine b
 # ```
 #
-# **You need** [[01]].
+# **You need** [[01]] and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -72,7 +73,8 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Both workers report the same losses, those of the whole batch.
+# Both workers report the same losses, those of the whole batch. `worker.result` is the last line
+# that a worker prints, read as JSON.
 #
 # ## Proof
 #
@@ -93,8 +95,8 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 
 # %% [markdown]
 # The workers trained the model that one process trains. Only rounding differs, because the
-# gradients are added in another order. (There is no dropout here, because workers would drop other
-# units.) Keras's `ModelCheckpoint` writes only on worker 0 here, which is called the **chief**.
+# gradients are added in another order. There is no dropout here, because workers would drop other
+# units. Keras's `ModelCheckpoint` writes only on worker 0 here, which is called the **chief**.
 #
 # | | |
 # |---|---|
@@ -120,9 +122,9 @@ for index in range(2):
 # If `TF_CONFIG` lists several workers, `fit.strategy` makes TensorFlow's
 # `MultiWorkerMirroredStrategy` and mends `fit` for it.
 #
-# Why is the sum of the gradients the right one? Take the batch of five rows above, and the mean of
-# (w·x)² as loss, at w = 1. The workers have two and three rows, and each divides by the size of
-# the **global batch**, which is 5:
+# Why is the sum of the gradients the right one? Take a batch of five rows, as above, with the
+# values 1 to 5, and the mean of (w·x)² as loss, at w = 1. The workers have two and three rows, and
+# each divides by the size of the **global batch**, which is 5:
 
 # %%
 def gradient(x, size):
@@ -155,8 +157,8 @@ plt.show()
 #
 # On two machines each computes half of the batch, and the exchange takes x seconds. So a step of s
 # seconds becomes s/2 + x, which is less than s if **s > 2x**. To find x, count. The gradients have
-# P bytes, 4 for each weight. In a **ring** of n workers ([[07]]), each sends 2(n - 1)/n · P bytes.
-# Over a link of 10 Gbit/s this takes at least:
+# P bytes, 4 for each weight. In a **ring** of n workers each sends 2(n - 1)/n · P bytes. Over a
+# link of 10 Gbit/s this takes at least:
 
 # %%
 resnet = 25_557_032  # the weights of a ResNet-50
@@ -166,13 +168,13 @@ for name, weights in {"our network": ours.count_params(), "ResNet-50": resnet}.i
 
 # %% [markdown]
 # So a step of ResNet-50 has to take more than 164 ms on one machine. In fact a part of x passes
-# while the backward pass still runs, and [[20]] predicts with that.
+# while the backward pass still runs ([[20]]).
 #
 # ## Break it
 #
-# Worker 1 gets no TF_CONFIG, or a list with another address of worker 0, or the index of worker 0.
-# Write down for each mistake what you expect the workers to do. `cluster.check` reads the TF_CONFIG
-# of one or of all workers before any is started:
+# Suppose that worker 1 gets (1) no TF_CONFIG, (2) a list with a wrong address of worker 0, (3) the
+# index of worker 0. Write down what the workers do in each case. `cluster.check` reads the
+# TF_CONFIG of one or of all workers before any is started:
 
 # %%
 print(*cluster.check(None))
@@ -180,15 +182,14 @@ print(*cluster.check(config(hosts, 0), config(["c:20000", "b:20000"], 1)))
 print(*cluster.check(config(hosts, 0), config(hosts, 0)))
 
 # %% [markdown]
-# We tried all three. Without TF_CONFIG, worker 1 trains alone, and you see no error, but a model of
-# its own. With the wrong address, both wait for up to an hour. With the same index on one machine,
-# one ends with "Could not start gRPC server", and the other waits. The launcher writes TF_CONFIG
-# for you, and if a worker does not come, it ends the others after ten minutes and names that
-# worker. [Other mistakes](../docs/package.md#several-machines) have a page.
+# We tried all three. (1) Worker 1 trains alone, and you see no error, but a model of its own. (2)
+# Both wait for up to an hour. (3) With the same index on one machine, one ends with "Could not
+# start gRPC server", and the other waits. If a worker does not come, the launcher ends the others
+# after ten minutes and names it. [Other mistakes](../docs/package.md#several-machines) have a page.
 #
-# All workers also have to read the same data in the same order. So a dataset that shuffles needs
-# one seed for all, as in `shuffle(901, seed=1)`. Without it, `fit` stops all workers after the
-# first step and says that their data differ.
+# All workers also have to read the same data in the same order. `fit` shuffles arrays, so the lines
+# above set a seed. A dataset needs one of its own, as in `shuffle(1000, seed=1)`. Without a
+# seed, `fit` stops all workers after the first step and says that their data differ.
 #
 # ## On GPUs
 #
@@ -218,9 +219,10 @@ def rows_of(count, workers, index):
 checks.rows_of(rows_of)
 
 # %% [markdown]
-# **2.** On [slow links](../results/link.json) TCP carried 95.6 % of the rate, and each exchange
-# took `unlimited` seconds more. Write `reduce_seconds(size, workers, megabits, unlimited)`: the
-# seconds of a ring's all-reduce of `size` bytes over links of `megabits` Mbit/s.
+# **2.** On [slow links](../results/link.json) TCP carried 95.6 % of the rate. On top come
+# `unlimited` seconds, which the same exchange takes on a link without a limit. Write
+# `reduce_seconds(size, workers, megabits, unlimited)`: the seconds of a ring's all-reduce of `size`
+# bytes over links of `megabits` Mbit/s.
 
 # %% tags=["exercise"]
 def reduce_seconds(size, workers, megabits, unlimited):

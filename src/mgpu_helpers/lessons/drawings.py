@@ -336,8 +336,8 @@ def ranges(
 ) -> Any:
     """Draw a bar from the least to the most for each name, and a dot where one was measured.
 
-    Without dots both numbers stand beside the bar. A limit is a dashed line; then what it decides
-    stands there, too: to buy from the least on, to rent from the most on.
+    Without dots both numbers stand beside the bar. A limit is a dashed line with its value; then
+    what it decides stands there, too: to buy from the least on, to rent from the most on.
     """
     ax = axes(ax, size=(6.4, 1.1 + 0.26 * len(found)), source=source)
     lows, highs = zip(*found.values(), strict=True)
@@ -357,6 +357,7 @@ def ranges(
     ax.set_xlim(min(lows) - 0.05, max(highs) + 0.02)
     if limit is not None:
         ax.axvline(limit, color="#222222", linestyle="--")
+        note(ax, f"limit {limit:.2f}", (limit, 1), (3, 2), xycoords=UP, va="bottom", size=8.5)
     return label(ax, title, across)
 
 
@@ -373,7 +374,7 @@ def workers(times: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
         ax.broken_barh([(began - first, end - began) for _, began, end in steps], lane,
                        facecolor=PALETTE[index], edgecolor="white", linewidth=0.6)  # fmt: skip
     rows(ax, [f"worker {index}" for index in range(len(times))])
-    return label(ax, "In colour: in a step. Grey: before it", "time, s")
+    return label(ax, "In colour: in a step. Grey: worker 1 waits 0.05 s", "time, s")
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:
