@@ -126,7 +126,7 @@ _ = train_once(Called(parts), parts)
 #
 # The way that works gives each layer a tape of its own, and calls its `gradient` in the layer's
 # block. The backward pass begins with the second layer. Its tape also returns the gradient of
-# `middle`, the output of the first layer, from which the first tape goes on. It has to watch
+# `middle`, the output of the first layer, from which the first tape goes on. The tape has to watch
 # `middle`, because by itself a tape follows only variables:
 
 # %%
@@ -231,7 +231,7 @@ print("lost, on /GPU:9:", ran_on(lost_step, "MatMul") == ["/GPU:9"])
 
 # %% [markdown]
 # The step by hand passes the check, and `lost` fails it. The check reads a trace, which lists what
-# ran. For a graph, TensorFlow's **placement log** lists only what is planned.
+# ran. TensorFlow's **placement log** is not enough, because of a graph it lists what is planned.
 #
 # ## On GPUs
 #
