@@ -13,8 +13,8 @@
 #
 # The host cuts the batch into **shards**. Each device runs the function on one shard, and the host
 # joins the results. The first device keeps the weights and sends them to the others at each call.
-# All 1,605,632 numbers of our function will agree with those of one device to 0.00001. One line is
-# enough, and you call `on_all` like your function:
+# With two devices, all 1,605,632 numbers of our function agree with those of one device to 0.00001.
+# One line is enough, and you call `on_all` like your function:
 #
 # ```python
 # on_all = tf.function(towers.make_parallel(saliency, plan.devices))
