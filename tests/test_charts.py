@@ -470,6 +470,15 @@ def test_an_arrow_ends_at_the_box_that_uses_the_copy_and_feeds_the_others():
     assert sorted(text for text in labels_of(ax) if text.endswith(" B")) == ["16 B", "32 B"]
 
 
+def test_a_loss_stands_right_of_the_layer_that_feeds_it_and_not_below_its_labels():
+    names = "x", "y", "net/product", "loss/cast", "loss/sub"
+    edges = [("x", "net/product"), ("y", "loss/cast"), ("net/product", "loss/sub")]
+    step = step_of(*((name, "Add", "/CPU:1", i, 1) for i, name in enumerate(names)), edges=edges)
+    boxes = boxed(charts.placement_map(step, most=4))
+    at = {text.get_text(): text.get_position()[0] for text in boxes}
+    assert at["x"] == at["y"] < at["net"] < at["loss (2)"]
+
+
 def test_arrows_there_and_back_are_not_on_the_same_line():
     one, two = "/CPU:1", "/CPU:2"
     copies = Copy("x/a:0", one, two, 4, 1, 0), Copy("y/b:0", two, one, 4, 2, 0)

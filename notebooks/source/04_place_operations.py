@@ -2,12 +2,12 @@
 # # Place operations
 #
 # You put the second layer of a model on the second GPU. Training starts and the loss falls, but the
-# second GPU computes nothing, and TensorFlow does not say so.
+# first GPU computes that layer, too, and TensorFlow does not say so.
 #
 # **In this lesson** you decide which device runs an operation, and check that it did.
 #
 # ![Weights, forward pass and backward pass of two layers. Blocks around the building place only
-# the weights. Blocks around the calls place the forward pass as well. A tape for each
+# the weights. Blocks around the calls, too, also place the forward pass. A tape for each
 # layer, or fit.use, places all three.](pictures/04_what_a_block_places.svg)
 #
 # Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
@@ -17,6 +17,9 @@
 # draw where each operation of a step ran:
 #
 # ```python
+# from mgpu_helpers import charts, devices, fit, trace
+#
+# plan = devices.setup(2)
 # model = fit.use(model, plan, stages=2)
 # step = trace.fit_step(model, (x, y))
 # charts.placement_map(step)
@@ -52,7 +55,7 @@ ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one dev
 # %%
 images, labels = digits.load(64)
 images = images.reshape(64, 784)
-loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, name="loss")
 
 # %%
 def two_layers():
@@ -66,7 +69,8 @@ def train_once(model, parts):
     return model.train_on_batch(images, labels)
 
 # %% [markdown]
-# First, one block puts everything on one device. Then `fit.use` gives each device a layer:
+# First, one block puts everything on one device. Then we build the model on the host, and `fit.use`
+# moves each layer to a device of its own:
 
 # %%
 with tf.device(ends[0]):
@@ -98,7 +102,7 @@ _ = train_once(keras.Sequential(parts), parts)
 # %% [markdown]
 # The weights are in the right places, but all products ran where TensorFlow chose. The reason is
 # that a layer computes where it is *called*, and Keras calls it outside the blocks. So the second
-# way puts the blocks around the calls:
+# way keeps these layers, and puts blocks around their calls, too:
 
 # %% tags=["unplaced"]
 class Called(keras.Model):
@@ -116,12 +120,14 @@ class Called(keras.Model):
 _ = train_once(Called(parts), parts)
 
 # %% [markdown]
-# Now the forward pass is right. But the gradient tape makes the backward pass after `call` has
-# returned, and so outside every block.
+# Now the forward pass is right. Keras records it on a **gradient tape**, whose `gradient` computes
+# the backward pass. But Keras calls `gradient` after `call` has returned, and so outside every
+# block.
 #
-# The way that works gives each layer a tape of its own. We then call `gradient` of each tape inside
-# the block of its layer. The second tape also returns the gradient of `middle`, the output of the
-# first layer. With it the backward pass of the first layer begins:
+# The way that works gives each layer a tape of its own, and calls its `gradient` in the layer's
+# block. The backward pass begins with the second layer. Its tape also returns the gradient of
+# `middle`, the output of the first layer, from which the first tape goes on. The tape has to watch
+# `middle`, because by itself a tape follows only variables:
 
 # %%
 first, second = parts
@@ -149,10 +155,10 @@ plt.show()
 show_crossing(step)
 
 # %% [markdown]
-# Both passes of each layer ran on its device, and the map shows the same step. The host holds the
-# images `x` and the labels `y`. From the first layer to the second crosses
-# `middle`, which has 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of `middle` has the
-# same size and comes back.
+# Both passes of each layer ran on its device, and the map shows the same step. A number in brackets
+# counts operations. The host holds the images `x` and the labels `y`. From the first layer to the
+# second crosses `middle`, which has 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of
+# `middle` has the same size and comes back.
 #
 # ## Proof
 #
@@ -171,7 +177,7 @@ print("less than 1e-5 from one device:", apart(gradients, of_one) < 1e-5)
 # | | place by hand |
 # |---|---|
 # | **Use it when** | you write a step of your own, or want to decide which GPU does what |
-# | **It costs** | a block and a tape for each part, and a check, whose tracing runs steps |
+# | **It costs** | a block and a tape for each part, and a check, which runs a few extra steps |
 # | **Instead** | `fit.use` for a Keras model; [[01]] if the model fits on one device |
 #
 # ## Which device an operation gets
@@ -224,9 +230,8 @@ _, lost_step = trace.function_step(lost, numbers)
 print("lost, on /GPU:9:", ran_on(lost_step, "MatMul") == ["/GPU:9"])
 
 # %% [markdown]
-# The check passes the step by hand and catches `lost`. It needs a trace, because TensorFlow's
-# **placement log** lists only what is planned. A product of constants, for example, is planned on a
-# device, but TensorFlow computes it once beforehand, and it does not run in the step.
+# The step by hand passes the check, and `lost` fails it. The check reads a trace, which lists what
+# ran. TensorFlow's **placement log** is not enough, because of a graph it lists what is planned.
 #
 # ## On GPUs
 #
@@ -237,10 +242,11 @@ print("lost, on /GPU:9:", ran_on(lost_step, "MatMul") == ["/GPU:9"])
 #
 # ## On your own
 #
+# In both checks, operations outside every block run on the first device, as with GPUs.
+#
 # **1.** `gradients` multiplies by `a` on the first device and by `b` on the second, but its
 # backward pass is outside the blocks. Change it so that the backward pass of each product also runs
-# on the device of the product. In both checks, operations outside every block run on the first
-# device, as with GPUs.
+# on the device of the product.
 
 # %% tags=["exercise"]
 def gradients(x, a, b):

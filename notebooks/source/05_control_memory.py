@@ -11,8 +11,8 @@
 # allocator counts what it handed out to tensors, the driver all that is given away. Below, each
 # process has memory on the host.](pictures/05_who_holds_what.svg)
 #
-# On an empty GPU of 16 GiB, a script with 600 MB of tensors takes 15.6 GB if nothing is set, and
-# 1.08 GB with the first setting below.
+# By TensorFlow's rules, a script on an empty GPU of 16 GiB takes 15.6 GB for 600 MB of tensors if
+# nothing is set, and 1.08 GB with the first setting below.
 #
 # ## The lines to paste
 #
@@ -68,13 +68,13 @@ MIB = 2**20
 #
 # There are three answers to "How much memory is used?", as the picture above shows:
 #
-# - The **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
+# - NVIDIA's **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
 # - The **process** counts what it has on the host. `memory.process()` returns it.
 # - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces to
 #   tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out.
 #
-# When a tensor is deleted, the allocator keeps its memory. Each process also has a **CUDA context**
-# of a few hundred MB on every GPU that it uses.
+# The allocator keeps what no tensor uses, even after tensors are deleted. Each process also has a
+# **CUDA context**, a few hundred MB for the driver's own work, on every GPU that it uses.
 #
 # ## Try it
 #
@@ -104,20 +104,19 @@ plt.show()
 
 # %% [markdown]
 # The largest batch adds the most, because a step holds the outputs of its layers for each example
-# ([[09]]). On a GPU, look at the curve "handed out": the first batch may add more, because cuDNN
-# tries its algorithms.
+# ([[09]]).
 #
 # ## By hand: growth
 #
-# Growth takes more than the tensors need, because the allocator takes whole regions. It plans the
-# first with 2 MiB. When a tensor does not fit into what is free, the allocator doubles the planned
-# size until the tensor fits, and takes such a region. If no doubling was needed, it plans the next
-# region twice as large:
+# Growth takes more than the tensors need, because the allocator takes whole regions. For the first
+# it plans 2 MiB. If a tensor finds no free piece that is large enough, the allocator takes a region
+# of the planned size, and plans twice as much for the next. If the planned size is too small, it is
+# doubled until the tensor fits, and stays the same for the next region. What is left of a piece is
+# handed out with the tensor if it is smaller than the tensor and than 128 MiB:
 #
-# ![Five regions, a row for each. 2 MiB: the first, for a small tensor. 128 MiB: 4 MiB was too small
-# and doubled; it holds tensor 1. 128 MiB for tensor 2, 256 for 3 and 4, 512 for 5 and 6: each fits
-# at once. The rest beside tensors 1, 2 and 4 is handed out with them; any other is
-# kept.](pictures/05_growth.svg)
+# ![Five regions, a row for each: 2 MiB for a small tensor, 128 for tensor 1, 128 for tensor 2, 256
+# for 3 and 4, 512 for 5 and 6. The rest is handed out with tensors 1, 2 and 4, and kept
+# elsewhere.](pictures/05_growth.svg)
 #
 # The picture shows a small tensor and six of 100 MB. Here is the rule in code:
 
@@ -133,7 +132,8 @@ def regions(sizes):
             free = planned
             if fits:
                 planned *= 2
-        free -= size
+        rest = free - size
+        free = 0 if rest < min(size, 128 * MIB) else rest
     return taken
 
 
@@ -144,7 +144,7 @@ print("regions:", [region // MIB for region in by_hand], "MiB")
 print(memory.size_text(sum(by_hand)), "for", memory.size_text(sum(tensors)), "of tensors")
 
 # %% [markdown]
-# Growth takes 1.08 GB, nearly twice what the tensors need.
+# That is nearly twice what the tensors need.
 #
 # ## Proof
 #
@@ -167,7 +167,7 @@ print("as by hand:", logged == by_hand)
 #
 # - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve of
 #   1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones.
-# - **A fraction or a limit**: it takes that much with its first tensor.
+# - **A limit**, or a fraction in graph code ([[25]]): it takes that much with its first tensor.
 # - **Growth**: it takes regions, as above.
 # - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
 # - **Every GPU hidden**: it takes nothing.
@@ -183,7 +183,7 @@ drawings.lab(records, growth=sum(by_hand))
 plt.show()
 
 # %% [markdown]
-# With nothing set, TensorFlow takes nearly the whole GPU, and a second script finds no room.
+# With nothing set, a second script finds no room.
 #
 # ## Break it
 #
@@ -200,20 +200,8 @@ with pretend_gpus(1) as [gpu]:
     print("growth after the limit:", gpu_options().allow_growth)
 
 # %% [markdown]
-# The limit has switched growth off, and no message says so. `memory.logical` checks this before it
-# sets a limit:
-
-# %%
-with pretend_gpus(1) as [gpu]:
-    tf.config.experimental.set_memory_growth(gpu, True)
-    try:
-        memory.logical(gpu, [1024])
-    except ValueError as error:
-        print(error)
-
-# %% [markdown]
-# In the other order, TensorFlow itself refuses. It also refuses to start if only one of two visible
-# GPUs grows.
+# The limit has switched growth off, and no message says so. In the other order, TensorFlow refuses.
+# It also refuses to start if only one of two visible GPUs grows.
 #
 # | | growth | a limit |
 # |---|---|---|
@@ -225,8 +213,9 @@ with pretend_gpus(1) as [gpu]:
 #
 # ## On GPUs
 #
-# > The chart of the settings shows what the driver gave, with the CUDA context. When memory runs
-# > out, TensorFlow logs what holds it. `devices.setup` silences this log, unless
+# > The chart of the settings includes the CUDA context. In the first chart, the first batch may add
+# > the most, because algorithms for the convolutions are tried then. When memory runs out,
+# > TensorFlow logs what holds it. `devices.setup` silences this log, unless
 # > `TF_CPP_MIN_LOG_LEVEL=0` is in the environment.
 #
 # ## On your own
@@ -276,7 +265,7 @@ checks.limit_for(limit_for)
 # - The largest batch added most to what the process held.
 # - TensorFlow's log named the regions of our rule: 2, 128, 128, 256 and 512 MiB, or 1.08 GB for
 #   600 MB of tensors.
-# - A limit switched growth off without a message, and `memory.logical` refused it.
+# - A limit switched growth off without a message.
 #
 # ## In practice
 #

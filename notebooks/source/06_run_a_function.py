@@ -13,8 +13,8 @@
 #
 # The host cuts the batch into **shards**. Each device runs the function on one shard, and the host
 # joins the results. The first device keeps the weights and sends them to the others at each call.
-# With two devices, all 1,605,632 numbers of our function are those of one device. One line is
-# enough, and you call `on_all` like your function:
+# With two devices, all 1,605,632 numbers of our function agree with those of one device to 0.00001.
+# One line is enough, and you call `on_all` like your function:
 #
 # ```python
 # on_all = tf.function(towers.make_parallel(saliency, plan.devices))
@@ -62,7 +62,8 @@ with tf.device(plan.host):
 
 # %% [markdown]
 # The function to share, `saliency`, returns for each image the gradient of its highest score with
-# respect to the pixels. A pixel times its gradient is, roughly, what this pixel adds to the score:
+# respect to the pixels. The tape has to watch them, because by itself it follows only variables. A
+# pixel times its gradient is, roughly, what this pixel adds to the score:
 
 # %%
 def saliency(x):
@@ -148,8 +149,8 @@ print("the numbers of the helper:", np.allclose(by_hand, found, rtol=0, atol=1e-
 
 # %% [markdown]
 # This code runs operation by operation, and on cores it waits for one device before it calls the
-# next. `tf.function` makes a graph of the whole call, in which all devices work at the same time.
-# That is why `tf.function` is in the line to paste.
+# next. `tf.function`, as in the line to paste, makes a graph of the whole call, in which all
+# devices work at the same time.
 #
 # ## Break it
 #
@@ -186,9 +187,10 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
     plt.show()
 
 # %% [markdown]
-# A number in brackets counts operations. On the first device, those of `tower_1` read the weights
-# for the second. With one tape, the devices send the host what the backward pass needs, and the
-# first device sends it the weights, too. With a tape on each, they send the host only results.
+# The batch is `x` or `args_0`, and `tower_0` and `tower_1` are the function on the first and on the
+# second shard. On the first device, `tower_1` reads the weights for the second. With one tape, the
+# devices send the host what the backward pass needs, and the first device sends it the weights,
+# too, all but the biases. With a tape on each, they send the host only results.
 #
 # A gradient of the *weights* has no row for each image. Then the host takes the mean of the shards'
 # gradients instead of joining rows, as in [[07]].
@@ -205,9 +207,9 @@ timing.compare(
     names=("on all", "on one"), repeats=10)  # fmt: skip
 
 # %% [markdown]
-# The brackets say how far off the ratio may be: far more pairs would give one inside of them, in
-# at least nine of ten cases. Above 1, all devices were faster than one. On two quiet cores they
-# are; if other programs use these cores, too, the ratio falls towards 1.
+# The way named first was the faster one, unless the two cannot be told apart. In at least nine of
+# ten cases, the ratio of many more pairs would lie between the two numbers in brackets. On two
+# quiet cores `on all` is faster; if other programs use the cores, it may not be.
 #
 # | | `towers.make_parallel` |
 # |---|---|
@@ -223,19 +225,18 @@ timing.compare(
 #
 # ## On GPUs
 #
-# Several GPUs pay if a call computes for longer than its weights and rows need to cross. A
-# ResNet-50 has 102 MB of weights; 256 photos take 154 MB, and so does their saliency. At 10 GB/s
+# A ResNet-50 has 102 MB of weights; 256 photos take 154 MB, and so does their saliency. At 10 GB/s
 # all of this crosses in 41 ms. The saliency takes about 4 TFLOP, which keep a GPU of 15 TFLOP/s
-# busy for more than a quarter of a second. Operations outside every `tf.device` block go to the
-# first GPU, so name the host for what you cut and join.
+# busy for more than a quarter of a second, so several GPUs pay. Operations outside every
+# `tf.device` block go to the first GPU, so name the host for what you cut and join.
 #
 # ## On your own
 #
 # **1.** Write `make_parallel_uneven(function, devices)`. It does what `make_parallel` does, with
 # any number of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6
 # and 5. The sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes.
-# Name the host for cutting and joining: the check puts unplaced operations on the first device, as
-# a GPU machine does.
+# Name the host for cutting and joining: the check, like a GPU machine, puts unplaced operations on
+# the first device.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
@@ -261,8 +262,8 @@ checks.uneven(make_parallel_uneven)
 # %% [markdown]
 # **2.** `mean_map` returns the mean saliency of all images. It sends the saliency of every image to
 # the host, and takes their mean there. Write it so that each device sends the host one image of 784
-# numbers, and the result stays the same. Use this lesson's `make_parallel`, because
-# `towers.make_parallel` wants a row for each example.
+# numbers, as a batch of one because `make_parallel` joins rows, and the result stays the same. Use
+# this lesson's `make_parallel`: `towers.make_parallel` wants a row for each example.
 
 # %% tags=["exercise"]
 def mean_map(x):
@@ -284,8 +285,8 @@ checks.mean_map(mean_map, saliency)
 # %% [markdown]
 # ## What we saw
 #
-# - One line ran a function around a model on all devices, and all 1,605,632 numbers were those of
-#   one device.
+# - One line ran a function around a model on all devices, and all 1,605,632 numbers agreed with
+#   those of one device to 0.00001.
 # - Each device computed 3 matrix products forward and 3 backward, and a call sent 2,678,824 bytes
 #   of weights to the second device.
 # - With one tape around all devices, the host computed the whole backward pass: 6 products.

@@ -56,14 +56,18 @@ class Boxes:
 
     @cached_property
     def depth(self) -> dict[Box, int]:
-        """Give how far from the start each box is first fed by another, or works if by none."""
+        """Give how far from the start each box is first fed by another, or works if by none.
+
+        By what nothing feeds, such as a batch of labels, it is fed only where nothing else does.
+        """
         first: dict[Box, int] = {}
         fed: dict[Box, int] = {}
+        late = {self.of[user] for _, user in self.edges}
         for name, box in self.of.items():
             first[box] = min(first.get(box, self.before[name]), self.before[name])
         for maker, user in self.edges:
             source, box = self.of[maker], self.of[user]
-            if source != box and source[1] != "variables":
+            if source != box and source[1] != "variables" and source in late:
                 fed[box] = min(fed.get(box, self.before[user]), self.before[user])
         return {box: 0 if box[1] in ("variables", "others") else depth
                 for box, depth in (first | fed).items()}  # fmt: skip

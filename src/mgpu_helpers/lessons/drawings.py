@@ -158,7 +158,7 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
     places, own = range(len(bars)), np.array(tensors) / 1e9
     ax = axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source)
     ax.barh(places, own, 0.6, color=TENSORS, label="tensors")
-    ends = ax.barh(places, np.maximum(0, np.array(taken) / 1e9 - own), 0.6, left=own, color=KEPT,
+    ends = ax.barh(places, np.maximum(0, np.array(taken) / 1e9 - own), 0.6, left=own, color="white",
                    edgecolor=TENSORS, linewidth=0.8, label="also taken")  # fmt: skip
     ax.bar_label(ends, [size_text(size) for size in taken], padding=4, size=8)
     rows(ax, list(names))

@@ -141,7 +141,7 @@ def mean_map(function: Any, each_image: Any) -> str:
                 way = "cut the batch on the host"
             expect(not large or "ReadVariable" in copy.tensor,
                    f"{copy.source} sent more than one image: {way}")
-    return f"the same mean, and each device sent {row:,} bytes"
+    return f"the same mean, and each device sent the host {row:,} bytes"
 
 
 def _close(value: Any, right: Any) -> bool:
