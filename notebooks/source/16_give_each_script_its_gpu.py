@@ -205,7 +205,7 @@ with pretend_server(used={0: 79, 1: 4}):
 # says so.
 #
 # On a GPU some operations add in a changing order, so results differ in the last digits. `train.py`
-# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order. Two options:
+# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order. Two settings:
 #
 # - `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four threads, not one for each
 #   core.

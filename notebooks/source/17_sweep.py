@@ -253,8 +253,7 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 #
 # **1.** Write `wall(seconds, n)`, which returns how long a sweep takes. `seconds` lists how long
 # each job takes. The jobs start in their order on n devices, each as soon as a device is free.
-# `wall([3, 8, 8, 1, 9], 2)` is 18, more than half of 29, the sum, because the longest job comes
-# last.
+# `wall([3, 8, 8, 1, 9], 2)` is 18, and half of the sum is 14.5: the longest job comes last.
 
 # %% tags=["exercise"]
 def wall(seconds, n):
