@@ -11,9 +11,9 @@
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/16_landing.svg)
 #
 # Left to itself, a TensorFlow process takes nearly all the memory of every GPU ([[05]]) and
-# computes on the first one. On the right, each script sees one GPU only. Both scripts then train
-# side by side, and each writes the same bytes as if it had trained alone. In a terminal, one line
-# is enough:
+# computes on the first one. On the right, each script sees one GPU only. Both then train side by
+# side; below, one of them writes the same bytes as when it trains alone. In a terminal, one line is
+# enough:
 #
 # ```shell
 # mgpu run "scripts/train.py --width 16" "scripts/train.py --width 32"
@@ -23,13 +23,16 @@
 # and sends what a script prints to a log.
 #
 # **You need** [[00]].
+#
+# `jobs.allowed` lists the devices that this program may use. If these are not two GPUs, cores of
+# the processor stand in for them:
 
 # %%
 import os
 
 from mgpu_helpers import devices, jobs
 
-if len(jobs.allowed()[1]) < 2:  # with fewer than two GPUs, cores stand in
+if len(jobs.allowed()[1]) < 2:
     os.environ["MGPU_MODE"] = "cores"
 plan = devices.setup(2, exact=True)
 plan
@@ -51,33 +54,28 @@ from mgpu_helpers.lessons.pretend import pretend_server
 # ## Try it
 #
 # [train.py](scripts/train.py) is a plain Keras script, which names no device. `jobs.run` does in
-# Python what `mgpu run` does in a terminal. If there are not two GPUs, cores of the processor stand
-# in for them. A narrow and a wide network train at the same time:
+# Python what `mgpu run` does in a terminal. A narrow and a wide network train at the same time:
 
 # %%
 folder = Path(tempfile.mkdtemp())
 widths = {"narrow": 16, "wide": 32}
 
 
-def train(*names, to, devices=None):
+def train(*names, to, only=None):
     script = [sys.executable, "scripts/train.py", "--epochs=1"]
     each = [[f"--width={widths[name]}", f"--output={folder / to / name}"] for name in names]
     commands = [[*script, *arguments] for arguments in each]
-    return jobs.run(commands, names=names, devices=devices, logs=folder / to, progress=False)
+    return jobs.run(commands, names=names, devices=only, logs=folder / to, progress=False)
 
 
-# %%
+# %% tags=["nbval-ignore-output"]
 two = train("narrow", "wide", to="together")
 for job in two:
-    print(job.name, job.status)
-
-# %% tags=["varies", "cover", "nbval-ignore-output"]
-charts.jobs(two)
-plt.show()
+    print(job.name, job.status, "on", job.kind, *job.devices)
+print("at the same time:", max(job.start for job in two) < min(job.end for job in two))
 
 # %% [markdown]
-# Each bar is a script from start to end, with the start of Python and TensorFlow. The two scripts
-# ran at the same time, each on a device of its own.
+# Each script had a device of its own.
 #
 # ## Proof
 #
@@ -85,13 +83,12 @@ plt.show()
 # one had. Each time the script wrote its losses and a hash of its weights to a file:
 
 # %%
-alone = train("wide", to="alone", devices=two[0].devices)
+alone = train("wide", to="alone", only=two[0].devices)
 files = [folder / way / "wide" / "train.json" for way in ("together", "alone")]
 print("equal files:", files[0].read_bytes() == files[1].read_bytes())
 
 # %% [markdown]
-# The files are equal, byte for byte. So neither the neighbour nor the other device changed a loss
-# or a weight.
+# The files are equal, so neither the neighbour nor the other device changed a loss or a weight.
 #
 # ## By hand
 #
@@ -111,7 +108,8 @@ print("equal files:", files[0].read_bytes() == files[1].read_bytes())
 # `wait $a` waits until that process ends, and `$?` is its exit status, which is 0 for success.
 #
 # For cores, the command `taskset` does what the variable does for GPUs. The program `look` prints
-# what it may use. It runs once without any words in front, and once for each of two devices:
+# the devices that it may use. We run it as it is, and with words in front that leave it the first
+# or the last one:
 
 # %% tags=["nbval-ignore-output"]
 kind, allowed = jobs.allowed()
@@ -130,7 +128,7 @@ for words in ([], on(allowed[0]), on(allowed[-1])):
     print(*words, "look:", done.stdout, end="")
 
 # %% [markdown]
-# Without words in front, the program may use every device. With them, it may use one.
+# With the words in front, the program may use one device only.
 #
 # ## Break it
 #
@@ -145,7 +143,8 @@ for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
 
 # %% [markdown]
 # After a plain `wait` the exit status is 0, and nobody learns of the failure. A runner reports
-# every job. Here are five jobs on two devices. One fails, one hangs, and one is killed:
+# every job. Here are five jobs on two devices. One fails, one is killed, and one hangs, until a
+# time limit of 1.5 seconds ends it:
 
 # %%
 programs = {
@@ -161,12 +160,12 @@ queue = jobs.run(commands, names=programs, devices=allowed[:2], time_limit=1.5,
 for job in queue:
     print(f"{job.name:8} {job.status:10} {job.returncode:4}  {job.tail}")
 
-# %% tags=["varies", "nbval-ignore-output"]
+# %% tags=["varies", "cover", "nbval-ignore-output"]
 charts.jobs(queue)
 plt.show()
 
 # %% [markdown]
-# The hatched jobs did not end well, and the other two did. The last column is what a job printed
+# The jobs with hatched bars did not end well. The last column of the list is what a job printed
 # last; for `fails` it names the cause. A negative exit status is the number of a signal. The runner
 # sent 15, SIGTERM, when the time limit was over. Signal 9 is SIGKILL, which Linux also sends when
 # the host runs out of memory. `mgpu run` itself ends with exit status 1 if any job has failed.
@@ -189,8 +188,9 @@ with pretend_server(used={0: 79, 1: 4}):
     shared = jobs.run([tell, tell], names=["a", "b"], logs=folder / "shared")
 
 # %% [markdown]
-# The runner says which GPUs it leaves alone, and why. The jobs got the two others. If all were in
-# use, the jobs would wait. A job also locks its GPU, so that two runners cannot take the same one.
+# The jobs got the two other GPUs. If all were in use, the jobs would wait. `--busy` allows all
+# GPUs, and `--devices 0,1` those that you name. A job also locks its GPU, so that no other runner
+# takes it.
 #
 # ## On GPUs
 #
@@ -204,10 +204,12 @@ with pretend_server(used={0: 79, 1: 4}):
 # variable when TensorFlow first asks for GPUs. If you set it later, it has no effect, and no error
 # says so.
 #
-# Some operations add in a changing order on a GPU. `train.py` calls
-# `tf.config.experimental.enable_op_determinism()`, which fixes the order. Each job starts a thread
-# for every core of the host; `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four.
-# With `--devices-each 2` each job gets two GPUs.
+# On a GPU some operations add in a changing order, so results differ in the last digits. `train.py`
+# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order. Two settings:
+#
+# - `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four threads, not one for each
+#   core.
+# - `--devices-each 2` gives each job two GPUs.
 #
 # ## On your own
 #

@@ -65,7 +65,7 @@ from mgpu_helpers.lessons.checks import lesson_17 as checks
 #
 # Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that
 # a job takes a part of a second. A Keras script such as [train.py](scripts/train.py) of [[16]] is
-# swept in the same way. The digits come from files:
+# swept in the same way, with its own arguments, `--lr` and `--width`. The digits come from files:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -103,18 +103,16 @@ alone = [sys.executable, script, "--lr=0.3"]
 print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
 
 # %% [markdown]
-# Run alone, the script prints one line of JSON.
-#
 # ## Try it
 #
-# The function `mgpu` runs a line as a terminal does. It prints what the runner says, up to the end
-# of the table, and the exit status. One of the two data sets, `large`, is still missing:
+# The function `mgpu` runs a line as a terminal does. It prints the runner's messages, its table and
+# the exit status. One of the two data sets, `large`, is still missing:
 
 # %%
-def mgpu(line):
+def mgpu(line, parts=2):
     command = [sys.executable, "-m", "mgpu_helpers", *line.split()]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    print(*done.stdout.split("\n\n")[:2], f"exit status {done.returncode}", sep="\n\n")
+    print(*done.stdout.split("\n\n")[:parts], f"exit status {done.returncode}", sep="\n\n")
 
 
 sweep = "run softmax.py --grid lr=0.1,0.3,1 data=small,large --skip-done"
@@ -128,7 +126,7 @@ print((folder / "logs" / "02_lr=0.1,data=large.log").read_text().splitlines()[-1
 # %% [markdown]
 # Each job is named after its settings and runs on the next free device. Three jobs failed, and the
 # others went on. The end of a failed job's log names the cause. The exit status is 1, so a batch
-# script can notice the failure. Now we save the missing file and start the same line again:
+# script can notice the failure. Now we save the missing file and start the line again:
 
 # %% tags=["nbval-ignore-output"]
 save("large", n=1000)
@@ -136,8 +134,8 @@ mgpu(sweep)
 
 # %% [markdown]
 # The jobs that were done were skipped, and the failed ones ran again. The line also goes on after
-# Ctrl-C or a crash, and a job that was cut off begins again. If you add a value to the line, only
-# the new jobs run.
+# Ctrl-C or a restart of the machine, which is not shown here. A job that was cut off then begins
+# again. If you add a value to the line, only the new jobs run.
 #
 # When a job starts, and when it ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read`
 # returns the lines of ended jobs. The chart shows the accuracy on unseen digits:
@@ -165,7 +163,7 @@ plt.show()
 # With both data sets the best rate, 0.3, is between two that are worse. If the best value is at the
 # edge of a grid, add a value beyond it.
 #
-# ## By hand
+# ## What a grid is
 #
 # `jobs.grid` makes every combination of the values, as two nested loops do:
 
@@ -176,15 +174,13 @@ print("the same:", [*grid.values()] == by_hand)
 print(by_hand[0])
 
 # %% [markdown]
-# In Python, `jobs.run(commands, names=grid, skip_done=True)` runs commands with such arguments.
-#
 # ## Proof
 #
 # A continued sweep has to give the results of an unbroken one, and must not do anything twice. Here
-# is the same grid in another folder, without a failure:
+# is the same grid, without a failure and with logs of its own:
 
-# %% tags=["nbval-ignore-output"]
-mgpu("run softmax.py --grid lr=0.1,0.3,1 data=small,large --logs once")
+# %%
+mgpu("run softmax.py --grid lr=0.1,0.3,1 data=small,large --logs once", parts=0)
 
 # %%
 def results(logs):
@@ -195,8 +191,8 @@ print("equal results:", results("logs") == results("once"))
 print(*sorted(Counter(row["status"] for row in read("logs")).items()))
 
 # %% [markdown]
-# The six losses are equal. The continued sweep has six rows of jobs that are done, and three of the
-# failures, so nothing was done twice.
+# The six losses are equal. The file of the continued sweep has six rows with "done" and three with
+# "failed", so no job that was done ran again.
 #
 # ## Break it
 #
@@ -205,10 +201,10 @@ print(*sorted(Counter(row["status"] for row in read("logs")).items()))
 
 # %% tags=["nbval-ignore-output"]
 script.write_text(script.read_text().replace("range(20)", "range(100)"))
-mgpu(sweep)
+mgpu(sweep, parts=1)
 
 # %% [markdown]
-# None ran, and the table still has the results of 20 steps. No error says so, because the runner
+# None ran, so the results are still those of 20 steps. No error says so, because the runner
 # compares only a command's words and its folder. To find out, compare the start of each job with
 # the last change of the script:
 
@@ -239,8 +235,8 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # For random settings, write the arguments of each job into a line of a file, and start
 # `mgpu run train.py --each FILE`.
 #
-# "Done" says only that the exit status was 0. If a loss is not a number (NaN), the table shows `-`,
-# so look for missing results first. The best of many results is partly luck, so measure the best
+# A job is "done" if its exit status was 0, and its loss may still be no number (NaN). The table
+# then shows `-`, so look for that first. The best of many results is partly luck: measure the best
 # setting again, on data that had no part in the choice.
 #
 # ## On GPUs
@@ -250,14 +246,14 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 #
 # On a cluster, `sbatch sweep.slurm train.py --grid lr=0.1,0.3` asks Slurm for four GPUs and sweeps
 # on them ([sweep.slurm](scripts/sweep.slurm)). If Slurm's time limit ends the sweep, submit the
-# same line again. In Kubernetes each job is a pod ([sweep.yaml](scripts/sweep.yaml)). Neither file
-# has run on a cluster yet.
+# same line again. For Kubernetes there is [sweep.yaml](scripts/sweep.yaml). Neither file has run on
+# a cluster yet.
 #
 # ## On your own
 #
 # **1.** Write `wall(seconds, n)`, which returns how long a sweep takes. `seconds` lists how long
 # each job takes. The jobs start in their order on n devices, each as soon as a device is free.
-# `wall([3, 8, 8, 1, 9], 2)` is 18, because the longest job comes last.
+# `wall([3, 8, 8, 1, 9], 2)` is 18, and half of the sum is 14.5: the longest job comes last.
 
 # %% tags=["exercise"]
 def wall(seconds, n):

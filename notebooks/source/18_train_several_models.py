@@ -2,7 +2,7 @@
 # # Train several models at once
 #
 # You train several Keras models, for an ensemble or to compare them. One trains after the other,
-# and all the time only one of your GPUs works.
+# and only one of your GPUs works.
 #
 # **In this lesson** each model trains on a device of its own, all at the same time, and learns
 # exactly what it learns alone.
@@ -10,9 +10,9 @@
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/18_turns.svg)
 #
-# In turn, one of two devices is always idle. At once, both models are done when the larger one is,
-# at best. Two models below end with the same 88,772 numbers in both ways. A **thread** is a part of
-# a program that runs beside its other parts, and these lines start one for each model:
+# At once, both models are done when the larger one is, at best. Two models below end with the same
+# 88,772 numbers in both ways. A **thread** is a part of a program that runs beside its other parts,
+# and these lines start one for each model:
 #
 # ```python
 # from concurrent.futures import ThreadPoolExecutor
@@ -27,9 +27,9 @@
 #     histories = list(pool.map(train, models, homes))
 # ```
 #
-# `homes` lists the device of each model.
+# `homes` lists the device of each model, on which it was built **and compiled**.
 #
-# **You need** [[00]] and [[04]].
+# **You need** [[00]], [[04]] and [[06]].
 
 # %%
 from mgpu_helpers import devices
@@ -105,8 +105,8 @@ models = list(map(make, widths, homes))
 histories = at_once(train, models, homes)
 
 # %% [markdown]
-# `pool.map` has returned the histories in the order of the models. Where did each model train? A
-# trace of one step tells, and leaves the weights as they are:
+# `pool.map` keeps the order of the models. Where did each model train? A trace of one step tells,
+# and leaves the weights as they are:
 
 # %%
 for name, model, device, history in zip(names, models, homes, histories):
@@ -116,7 +116,7 @@ for name, model, device, history in zip(names, models, homes, histories):
     print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *ran)
 
 # %% [markdown]
-# Each model was computed on its own device.
+# Each model trained on its own device.
 #
 # ## Why `train` opens the block
 #
@@ -191,14 +191,13 @@ timing.compare(
     names=("at once", "in turn"), warmup=0, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# On two quiet cores, both models are done sooner at once, but not in half of the time, because the
-# threads take turns in Python and the cores share memory. If other programs use these cores, too,
-# little is gained. Longer steps gain more: two larger models were 1.7 times as fast as in turn
-# ([result](../results/ensemble.json)).
+# On two quiet cores, both models are done sooner at once, but not in half of the time. Each takes
+# longer than in turn, as the bars show, because the threads take turns in Python and the cores
+# share memory. If other programs use these cores, at once may even be slower.
 #
 # ## One function for all
 #
-# You can avoid these turns. One `tf.function` can hold a step of each model, and TensorFlow runs
+# To avoid the turns in Python, one `tf.function` can hold a step of each model. TensorFlow runs
 # both after a single call from Python. `train_step` is what `fit` runs for each batch. `joined` has
 # the same seeds again. After a pass of 8 batches, are its losses those of `fit`?
 
@@ -216,26 +215,37 @@ def step_all(x, y):
 
 
 # %%
-for x, y in zip(np.split(images, 8), np.split(labels, 8)):
-    losses = np.array(step_all(x, y))  # means over the pass, as fit shows them
+def by_function():
+    for x, y in zip(np.split(images, 8), np.split(labels, 8)):
+        losses = np.array(step_all(x, y))  # means over the pass, as fit shows them
+    return losses
+
+
 of_fit = [history["loss"][0] for history in histories]
-print("less than 0.1 % from those of fit:", np.allclose(losses, of_fit, rtol=1e-3))
+print("less than 0.1 % from those of fit:", np.allclose(by_function(), of_fit, rtol=1e-3))
+
+# %%
+timing.compare(
+    by_function, lambda: [*map(one_pass, twins, homes)],
+    names=("one function", "in turn"), warmup=1, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# They are, without a thread.
+# They are, without a thread. The function is also faster than `fit` in turn, because both devices
+# work at the same time, and `fit` does much in Python around each short step.
 #
 # | | use it when | it costs |
 # |---|---|---|
 # | **a thread for each** | each model fits on a GPU, and you keep `fit` | turns in Python |
 # | **one function** | steps are short, and equally many for all | you write the loop |
 # | **a process for each** ([[16]]) | a crash must not end the others | TensorFlow starts in each |
-# | **instead** | one model is in a hurry: use all GPUs for it ([[01]]) | |
+#
+# Two larger models, without `fit`, trained 1.6 to 1.7 times as fast as in turn in all three ways
+# ([result](../results/ensemble.json)). If one model is in a hurry, use all GPUs for it ([[01]]).
 #
 # ## Let them answer together
 #
 # The models of an **ensemble** answer together. `ensemble.mean` takes the class whose average
-# probability is highest, and `ensemble.vote` the class that most models name. How many of 360
-# unseen digits are read right?
+# probability is highest. How many of 360 unseen digits are read right?
 
 # %% tags=["nbval-ignore-output"]
 def predict(model, device):
@@ -250,8 +260,8 @@ for name, answer in zip(names, predicted):
 print("together", np.sum(ensemble.mean(predicted) == right))
 
 # %% [markdown]
-# Here the two read more digits right together than each alone. This helps if models err on
-# different digits, so let them differ in their layers, first weights or data.
+# The two read more digits right together than each alone. This helps if models err on different
+# digits, so let them differ in their layers, first weights or data.
 #
 # ## Break it
 #
@@ -270,7 +280,6 @@ def make_in_thread(width, device):
         return build(width)
 
 
-# %%
 pairs = zip(values(map(make, widths, homes)), values(at_once(make_in_thread, widths, homes)))
 print("all weights as built in turn:", all(np.array_equal(a, b) for a, b in pairs))
 
@@ -283,15 +292,14 @@ print("all weights as built in turn:", all(np.array_equal(a, b) for a, b in pair
 # On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, and XLA refuses variables of
 # other devices. So a model that is built in the block of the second GPU but compiled outside of it
 # raises an error with "Trying to access resource". `build` switches XLA off so that the trace names
-# each convolution; leave it on in yours. Two models on one GPU share its memory and its time.
+# each convolution; leave it on in yours.
 #
 # ## On your own
 #
-# **1.** `[lambda: train(model, device) for model, device in zip(models, homes)]` looks right, but
-# each of these functions trains the last model, because a lambda looks `model` up when it is
-# called. To notice such mistakes, write `trains(model, step)`. It calls the function `step` once
-# and returns True if any trainable weight of the Keras model has another value than before, and
-# False if none has.
+# **1.** A thread may train another model than you think. In
+# `[lambda: train(model, device) for model, device in zip(models, homes)]` every lambda uses the
+# last model. To notice this, write `trains(model, step)`. It calls `step` once and returns True if
+# any trainable weight of the model has changed, and False if none has.
 
 # %% tags=["exercise"]
 def trains(model, step):
@@ -345,6 +353,6 @@ checks.run_all(run_all)
 # ## In practice
 #
 # Build and compile each model under its device, one after another, and call `fit` in a thread for
-# each. If that is hardly faster than in turn, take one function or a process for each.
+# each. If that is hardly faster, and your steps are short, take one function.
 #
 # Next: [[next]].

@@ -42,7 +42,7 @@ outside = same_as(
             lambda visible, device: sorted(map(int, visible.split(",")))[int(device[5:])],
         "you look for the number inside in the list; it is a place in that list": _inverse,
     },
-    yes="10 GPUs found",
+    yes="right for 10 GPUs",
 )
 
 

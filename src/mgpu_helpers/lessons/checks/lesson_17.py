@@ -80,7 +80,7 @@ wall = same_as(
     },
     unknown="in their order, each takes the first device that is free",
     changed="it changed the list of seconds that it was given: work on a copy",
-    yes="19 queues",
+    yes="right for 19 queues",
 )
 
 Rows = list[dict[str, Any]]
@@ -155,5 +155,5 @@ again = same_as(
     },
     unknown="return a list of names, each once, in their order",
     changed="it changed what it was given: work on a copy",
-    yes="16 sweeps",
+    yes="right for 16 sweeps",
 )
