@@ -2,15 +2,16 @@
 # # Towers in graph code
 #
 # You inherit a program of 2016 or 2017 that trains on several GPUs. It stops in its first lines,
-# because today's TensorFlow has no placeholders, no sessions and no `tf.contrib`. Some of its other
+# because `tf.placeholder` and `tf.Session` have moved and `tf.contrib` is gone. Some of its other
 # lines still run, and mean something else.
 #
-# **In this lesson** you read the two kinds of such programs, run both on two devices, prove that
-# they train what two lines of today train, and learn what replaces each of their calls.
+# **In this lesson** you learn what replaces each call of such a program, run the two kinds of them
+# on two devices, and prove that both train what two lines of today train.
 #
-# ![Joined losses: two devices go forward, one mean of the losses is taken, both devices go
-# backward, then comes one update. Towers: each device goes forward and backward, one mean of the
-# gradients is taken, then comes one update.](pictures/23_two_kinds.svg)
+# ![Joined losses, colocated: two devices go forward, the host takes one mean of the losses, both
+# devices go backward, and the first device updates the weights. Towers: each device goes forward
+# and backward, and the host takes the mean of the gradients and updates the
+# weights.](pictures/23_two_kinds.svg)
 #
 # ```python
 # fit.use(model, plan)
@@ -19,7 +20,7 @@
 #
 # With two devices, both programs move every weight as these lines do, to a part in 10,000.
 #
-# **You need** [[07]].
+# **You need** [[00]], for its traces, and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -41,24 +42,76 @@ from mgpu_helpers.lessons.checks import lesson_23 as checks
 layers = keras.layers
 
 # %% [markdown]
+# ## What replaces each call
+#
+# First try two lines in place of the program's import:
+#
+# ```python
+# import tensorflow.compat.v1 as tf
+# tf.disable_v2_behavior()
+# ```
+#
+# With them it runs up to the first call that is gone. Here are some calls of our sources. `tf`
+# means that today's TensorFlow still has the call, `tf1` that only `tf.compat.v1` has it, and `own`
+# that it is from a library of the author. The last column says what replaces it. The [complete
+# list](../docs/sources.md#calls) has the calls of each source.
+
+# %%
+print(lesson_23.today())
+
+# %% [markdown]
+# Some replacements differ a little: in graph code the averages begin with the weights before the
+# first step, and with `use_ema` with those after it. Worse are calls that still run and mean
+# something else. The second argument of `tf.nn.dropout` was the share to keep, and is now the share
+# to drop:
+
+# %%
+ones = tf.ones([100_000])
+for module in (tf1, tf):
+    kept = tf.reduce_mean(tf.cast(module.nn.dropout(ones, 0.8) > 0, tf.float32))
+    print(f"{module.__name__:20} keeps {kept:.1f} of the units")
+
+# %% [markdown]
 # ## How graph code works
 #
 # Graph code has two phases. First Python builds a **graph**, and nothing is computed. Then a
-# **session** runs parts of the graph, as often as you like. All of this is still in
-# `tf.compat.v1`, which we call `tf1`. A **placeholder** is an input that each run has to feed:
+# **session** runs parts of the graph, as often as you like. The **fetches** say which parts. A
+# **placeholder** is an input that each run has to feed. `get_variable` makes a variable, and the
+# name of its **variable scope** comes before its own:
 
 # %%
 with tf.Graph().as_default(), tf1.Session() as session:
     number = tf1.placeholder(tf.float32, [])
-    square = number * number
-    print(square.name)
-    print(session.run(square, {number: 3.0}))
+    with tf1.variable_scope("shared"):
+        factor = tf1.get_variable("factor", initializer=2.0)
+    product = factor * number
+    session.run(factor.initializer)
+    print(factor.name, session.run(product, {number: 3.0}))
 
 # %% [markdown]
-# The first line only describes an operation. The number is computed by `run`.
+# The line with `*` only describes an operation. Its fetch in `run` computes the number.
 #
-# Our network is that of [[07]]. Here it is in graph code. `get_variable` makes a variable and
-# remembers its name, and `start` will hold the values that the weights begin with:
+# ## What today's lines train
+#
+# The network of [[07]] takes two steps with today's lines. `start` holds its weights before them,
+# and `today` those after them. One of the old programs also follows each weight with a **moving
+# average**, which NumPy computes here:
+
+# %%
+x, y = digits.load(840)
+with tf.device(plan.devices[0]):
+    model = lesson_23.model()
+start = follow = model.get_weights()
+fit.use(model, plan)
+for _ in range(2):
+    model.train_on_batch(x, y)
+    today = model.get_weights()
+    follow = [0.9 * average + 0.1 * weight for average, weight in zip(follow, today)]
+
+# %% [markdown]
+# Here is the same network in graph code, with the weights of `start`. Below it, `begin` builds the
+# graph of a program and starts its session, and `two_steps` compares what the program trains with
+# `today`:
 
 # %%
 def variables():
@@ -66,24 +119,56 @@ def variables():
 
 
 # %%
-def scores(x):
-    k1, b1, k2, b2, k3, b3 = variables()
-    x = tf.nn.relu(tf.nn.conv2d(x, k1, 1, "SAME") + b1)
-    x = tf.nn.max_pool2d(x, 4, 4, "VALID")
-    x = tf.nn.relu(tf.nn.conv2d(x, k2, 1, "SAME") + b2)
-    return tf.matmul(tf.reshape(x, [-1, 784]), k3) + b3
-
-
 def row_losses(x, y):
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores(x))
+    k1, b1, k2, b2, k3, b3 = variables()
+    x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, k1, 1, "SAME"), b1))
+    x = tf.nn.max_pool2d(x, 4, 4, "VALID")
+    x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, k2, 1, "SAME"), b2))
+    scores = tf.matmul(tf.reshape(x, [-1, 784]), k3) + b3
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores)
+
+
+# %%
+def begin(program, **options):
+    with tf.Graph().as_default() as graph, tf.device(plan.host):
+        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf.int64, [None], name="y")
+        fetches = program(x, y, **options)
+        initialize = tf1.global_variables_initializer()
+    session = tf1.Session(graph=graph, config=plan.session_config())
+    session.run(initialize)
+    return session, fetches
+
+
+# %%
+feed = {"x:0": x, "y:0": y}
+
+
+def weights_of(session):
+    return session.run(session.graph.get_collection("trainable_variables"))
+
+
+# %%
+def apart(ours, theirs):
+    columns = zip(start, ours, theirs)
+    return max(np.abs(a - b).max() / np.abs(b - first).max() for first, a, b in columns)
+
+
+def two_steps(program):
+    session, fetches = begin(program)
+    losses = [session.run(fetches, feed)[0] for _ in range(2)]
+    print("the loss falls:", losses[1] < losses[0])
+    print("weights of fit.use to 1e-4:", apart(weights_of(session), today) < 1e-4)
+    return session, fetches
 
 
 # %% [markdown]
 # ## The first kind: join the losses
 #
-# *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) calls it `make_parallel`, and
-# the program of the [P40 note](../docs/sources.md#p40) does the same. Each device computes the
-# losses of its shard, and the losses are joined. Then there is one mean and one backward pass:
+# *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) calls it `make_parallel`, and a
+# note on P40 GPUs ([2017](../docs/sources.md#p40)) has a program that does the same. Each device
+# computes the losses of its shard, and the losses are joined. Then there is one mean and one
+# backward pass:
 
 # %%
 scopes = ["shared"] * len(plan)
@@ -105,16 +190,33 @@ def joined(x, y, colocate=True):
     return loss, sgd.minimize(loss, colocate_gradients_with_ops=colocate)
 
 
+session, fetches = two_steps(joined)
+
 # %% [markdown]
-# Two options matter. With `reuse` the second device asks for names that the first has used, and
-# gets the same variables. With `colocate_gradients_with_ops` the gradient of each operation is
-# computed on the device of that operation.
+# It trains what today's lines train. Two options matter. With `reuse` the second device gets the
+# variables of the same names that the first has made, and they stay on the first. With
+# `colocate_gradients_with_ops` each gradient is computed on the device of its operation. We trace a
+# step without the second option and with it. For each place we count the convolutions of the
+# backward pass, three for each shard, and what it sends:
+
+# %%
+for colocate in (False, True):
+    session, fetches = begin(joined, colocate=colocate)
+    session.run(fetches, feed)  # the first run prepares the graph
+    step = trace.session_step(session, fetches, feed)[1]
+    print(f"colocate={colocate}", *lesson_23.backward(step), sep="\n  ")
+
+# %% [markdown]
+# Without the option the host computes the whole backward pass, because the optimizer was called in
+# the host's block. In an old program that place is usually the first GPU. Then the devices share
+# only the forward pass, and all that they keep for the backward pass has to cross. With the option
+# each device goes backward through its own shard, and sends only weights, losses or gradients.
 #
 # ## The second kind: towers
 #
 # The [tensorlight notebook](../docs/sources.md#tensorlight) (2016) keeps all weights on the host.
-# Each tower has a backward pass of its own. The host averages the gradients, and a **moving
-# average** follows each weight:
+# Each tower has a backward pass of its own. The host averages the gradients, updates the weights,
+# and then their moving averages:
 
 # %%
 def tower(x, y):
@@ -136,137 +238,41 @@ def averaged(x, y):
     return loss, train
 
 
-# %% [markdown]
-# A graph has no order of lines: TensorFlow runs an operation when its inputs are ready. So
-# `control_dependencies` says that the averages come after the update. (The notebook leaves this
-# open, so its averages may miss the last update.)
-#
-# `begin` builds a program's graph and starts its session:
-
 # %%
-def begin(program, **options):
-    with tf.Graph().as_default() as graph, tf.device(plan.host):
-        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-        y = tf1.placeholder(tf.int64, [None], name="y")
-        fetches = program(x, y, **options)
-        initialize = tf1.global_variables_initializer()
-    session = tf1.Session(graph=graph, config=plan.session_config())
-    session.run(initialize)
-    return session, fetches
-
-
-# %%
-def weights_of(session):
-    return session.run(session.graph.get_collection("trainable_variables"))
-
-
-# %% [markdown]
-# ## The proof
-#
-# The same network in Keras takes two steps with today's lines. From its weights after each step
-# NumPy computes the moving averages that the towers should have:
-
-# %%
-x, y = digits.load(840)
-feed = {"x:0": x, "y:0": y}
-with tf.device(plan.devices[0]):
-    model = lesson_23.model()
-start = follow = model.get_weights()
-fit.use(model, plan)
-for _ in range(2):
-    model.train_on_batch(x, y)
-    today = model.get_weights()
-    follow = [0.9 * average + 0.1 * weight for average, weight in zip(follow, today)]
-
-
-# %%
-def apart(ours, theirs):
-    columns = zip(start, ours, theirs)
-    return max(np.abs(a - b).max() / np.abs(b - first).max() for first, a, b in columns)
-
-
-for program in (joined, averaged):
-    session, fetches = begin(program)
-    for _ in range(2):
-        session.run(fetches, feed)
-    right = apart(weights_of(session), today) < 1e-4
-    print(f"{program.__name__:8}  weights of fit.use to 1e-4: {right}")
-
+session, fetches = two_steps(averaged)
 (averages,) = session.graph.get_collection("followed")
 print("moving averages to 1e-4:", apart(session.run(averages), follow) < 1e-4)
 
 # %% [markdown]
-# Both programs train what today's two lines train. Here is a step of the towers in a session, and
-# then one of `fit`:
+# A graph has no order of lines: TensorFlow runs an operation when its inputs are ready. So
+# `control_dependencies` says that the averages come after the update. Without it they may miss the
+# last update.
+#
+# Here is a step of the towers in a session, and then one of `fit`:
 
 # %% tags=["varies", "cover"]
-traces = {
-    "Towers in a session": trace.session_step(session, fetches, feed)[1],
-    "fit, after fit.use": trace.fit_step(model, (x, y)),
-}
+towers = trace.session_step(session, fetches, feed)[1]
+traces = {"Towers in a session": towers, "fit, after fit.use": trace.fit_step(model, (x, y))}
 drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# In both steps the two devices compute their shards at the same time.
-#
-# ## What the option is for
-#
-# We trace a step of the first kind without `colocate_gradients_with_ops` and with it. For each
-# place we count the convolutions of the backward pass and what it sends:
-
-# %%
-for colocate in (False, True):
-    session, fetches = begin(joined, colocate=colocate)
-    session.run(fetches, feed)  # the first run prepares the graph
-    step = trace.session_step(session, fetches, feed)[1]
-    print(f"colocate={colocate}", *lesson_23.backward(step), sep="\n  ")
-
-# %% [markdown]
-# Without the option the host computes the whole backward pass, because the optimizer was called in
-# the host's block. In an old program that place is usually the first GPU. Then the devices share
-# only the forward pass, and all that they keep for the backward pass has to cross. With the option
-# each device goes backward through its own shard, and sends only gradients.
+# In both steps the two devices go forward and backward through their shards at the same time.
 #
 # ## Break it
 #
-# We give each device a scope of its own, so that no name is asked for twice:
+# We give each device a scope of its own, so that no name is asked for twice. Write down what will
+# tell you: an error, the loss or the weights?
 
 # %%
 scopes = [f"tower_{i}" for i in range(len(plan))]
-session, fetches = begin(joined)
-losses = [session.run(fetches, feed)[0] for _ in range(2)]
-print("losses:", np.round(losses, 2), " variables:", len(weights_of(session)))
-print("weights of fit.use to 1e-4:", apart(weights_of(session), today) < 1e-4)
+session, fetches = two_steps(joined)
+print("variables:", len(weights_of(session)))
 
 # %% [markdown]
 # There is no error, and the loss falls. But there are 12 variables instead of 6: each device trains
 # a model of its own, on its own shard only. So count the variables of a program that you inherit.
 #
-# ## What no longer works
-#
-# For each source, here are the calls of its program. `tf` means that today's TensorFlow still has
-# the call, `tf1` that only `tf.compat.v1` has it, and `own` that it is from a library of the
-# author. The last column says what replaces it:
-
-# %%
-for source in lesson_23.CALLS:
-    print(lesson_23.today(source))
-
-# %% [markdown]
-# With `import tensorflow.compat.v1 as tf` and `tf.disable_v2_behavior()` at its top, an old program
-# runs up to the first call that is gone. Some replacements differ a little: the averages of
-# `use_ema` begin with the weights after the first step, and those of graph code before it. Worse
-# are calls that still run and mean something else. The second argument of `tf.nn.dropout` was the
-# share to keep, and is now the share to drop:
-
-# %%
-ones = tf.ones([100_000])
-for module in (tf1, tf):
-    kept = tf.reduce_mean(tf.cast(module.nn.dropout(ones, 0.8) > 0, tf.float32))
-    print(f"{module.__name__:20} keeps {kept:.1f} of the units")
-
-# %% [markdown]
 # | | graph code in `tf1` |
 # |---|---|
 # | **Use it when** | you need the old program's numbers, to compare a new one with them |

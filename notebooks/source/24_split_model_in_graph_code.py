@@ -2,20 +2,27 @@
 # # Split model in graph code
 #
 # You inherit a program for TensorFlow 1 that cuts a model over two GPUs. It no longer starts, and
-# nobody knows whether it ever used both. One of our two sources did not: its first GPU
-# computed nothing of the forward pass.
+# nobody knows whether it ever used both. One of our two sources did not: its first GPU computed
+# nothing of the forward pass.
 #
-# **In this lesson** graph code that cuts a model over two devices runs on today's TensorFlow, whole
-# and in pieces, and trains to the weights that one line of today gives.
+# **In this lesson** you trace three ways to cut a model over two devices in graph code, see which
+# device computes what, write the cut in pieces, and get the weights that one line of today gives.
 #
-# The programs are those of two sources: Wonik Jang's article of 2017
-# ([source](../docs/sources.md#jang)), which puts a network's convolutions and its dense layers on
-# two GPUs, and the tensorlight notebook of 2016 ([source](../docs/sources.md#tensorlight)), which
-# tries a cut with and without one argument. This line replaces both ([[12]], [[13]]):
+# ![Four boxes for each way: convolutions forward, dense layers forward, dense layers backward,
+# convolutions backward. In the article's way the second device computes all of them. In a cut that
+# is not colocated it computes all but the first. In a colocated cut it computes the two of the
+# dense layers.](pictures/24_three_ways.svg)
+#
+# Wonik Jang's article of 2017 ([source](../docs/sources.md#jang)) puts a network's convolutions on
+# one GPU and its dense layers on another. The tensorlight notebook of 2016
+# ([source](../docs/sources.md#tensorlight)) cuts a model with and without
+# `colocate_gradients_with_ops`. This line replaces both programs:
 #
 # ```python
 # model = fit.use(model, plan, stages=2, pieces=4)
 # ```
+#
+# **You need** [[12]], [[13]] and [[23]].
 
 # %%
 from mgpu_helpers import devices
@@ -29,25 +36,14 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from mgpu_helpers import charts, fit, pipeline, trace
-from mgpu_helpers.lessons import digits, schedules
+from mgpu_helpers import fit, pipeline, trace
+from mgpu_helpers.lessons import digits, drawings, schedules
 from mgpu_helpers.lessons.checks import lesson_24 as checks
 from mgpu_helpers.lessons.state import apart, show_crossing
 
 first, last = pair = plan.devices[0], plan.devices[-1]
 
 # %% [markdown]
-# ## What no longer works
-#
-# | in the sources | today |
-# |---|---|
-# | `tf.placeholder`, `tf.Session`, `tf.ConfigProto` | in `tf.compat.v1`; else `tf.function` |
-# | `tf.train.RMSPropOptimizer` | in `tf.compat.v1`; else `keras.optimizers.RMSprop` |
-# | `tf.initialize_all_variables` | `tf.compat.v1.global_variables_initializer` |
-# | `tf.gradients` with colocation | `tf.compat.v1.gradients`; else a tape for each stage |
-# | `tf.contrib`, `tensorflow.examples` | gone: `keras.regularizers`, `keras.datasets` |
-# | `'/gpu:1'`, `'/gpu:2'` with two GPUs | `plan.devices` |
-#
 # ## The network, twice
 #
 # Here is the article's network in Keras, about a quarter as wide, without dropout and with plain
@@ -57,8 +53,11 @@ first, last = pair = plan.devices[0], plan.devices[-1]
 # %%
 keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
+images, labels = digits.load(128)
+RATE = 0.125  # exact in float32, to which the classic optimizer rounds it
 
 
+# %%
 def build():
     keras.utils.set_random_seed(0)
     stack = [keras.Input([28, 28, 1])]
@@ -71,9 +70,6 @@ def build():
     model.compile(keras.optimizers.SGD(RATE), loss, jit_compile=False)
     return model
 
-# %%
-images, labels = digits.load(128)
-RATE = 0.125  # exact in float32, to which the classic optimizer rounds it
 
 # %%
 with tf.device(first):
@@ -83,12 +79,13 @@ alone.fit(images, labels, batch_size=128, epochs=3, verbose=0)
 of_one = alone.get_weights()
 
 # %% [markdown]
-# In graph code each stage is a function of its weights and its input. `make` creates weights on the
-# device of the block in which it is called:
+# In graph code each part is a function of its weights and its input. The weights that `make`
+# creates begin like those of Keras:
 
 # %%
 def make(numbers):
     return [tf1.get_variable(f"w{n}", initializer=begin[n]) for n in numbers]
+
 
 # %%
 def front(weights, x):
@@ -100,16 +97,20 @@ def front(weights, x):
 def rear(weights, x):
     return tf.matmul(tf.nn.relu(tf.matmul(x, weights[0])), weights[1])
 
+
 # %%
 def loss(y, scores):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
 
+
 # %% [markdown]
-# ## The split graph
+# ## Three ways to cut it
 #
-# `conv_on` is the device in whose block the convolutions are called. `minimize` is called in the
-# last device's block, as in the article. With `colocate`, each operation of the backward pass runs
-# where its forward operation ran; without it, all of them run on the last device:
+# A weight is on the device in whose block it was made, and an operation on the device in whose
+# block it was called. These need not be the same: in `split` the first device always has the
+# weights of the convolutions, and `conv_on` calls them. As in the article, `minimize` is called in
+# the last device's block, so the whole backward pass is there. With `colocate` each of its
+# operations is on the device of its forward operation instead:
 
 # %%
 def split(conv_on, colocate):
@@ -128,6 +129,11 @@ def split(conv_on, colocate):
         tf1.global_variables_initializer()
     return tf1.Session(graph=graph, config=plan.session_config(soft_placement=True))
 
+
+# %% [markdown]
+# The optimizer's operation is named `train`, and the initializer names itself `init`. A session can
+# run both by these names:
+
 # %%
 feed = {"x:0": images, "y:0": labels}
 
@@ -138,16 +144,17 @@ def trained(session):
         session.run("train", feed)
     return session.run(session.graph.get_collection("trainable_variables"))
 
+
 # %% [markdown]
-# The article creates the first weights in the block of the first GPU, but it calls the whole model
-# in the block of the second. Do both GPUs compute? Here is its way, and then the same cut as the
-# tensorlight notebook makes one, without and with the argument:
+# The article makes the first weights in the block of the first GPU, but it calls the whole model in
+# the block of the second. The notebook cuts the calls as well, without and with colocation. Write
+# down in which of the three ways both devices compute convolutions or dense layers:
 
 # %%
-ways = {
-    "the article's": (last, False),
-    "without colocation": (first, False),
-    "with colocation": (first, True),
+ways = {  # conv_on, and colocate
+    "the article's way": (last, False),
+    "cut, not colocated": (first, False),
+    "cut, colocated": (first, True),
 }
 
 # %%
@@ -156,6 +163,17 @@ for name, way in ways.items():
     session = split(*way)
     print(f"{name}: less than 1e-12 from one device:", apart(trained(session), of_one) < 1e-12)
     steps[name] = trace.session_step(session, "train", feed)[1]
+
+# %% tags=["varies", "cover"]
+drawings.steps(steps, line="", devices=pair)
+plt.show()
+
+# %% [markdown]
+# All three train correctly, so nobody notices a difference. In the chart, a bar of half the height
+# ran beside another of its device. In the article's way the first device computes no layer. Without
+# colocation it only goes forward. With colocation it goes forward and backward through the
+# convolutions, which are most of the work, and the last device does the rest. The two take turns,
+# because the batch goes through whole. What crosses between them?
 
 # %%
 def ran(step, back):
@@ -169,25 +187,20 @@ for name, step in steps.items():
     show_crossing(step)
 
 # %% [markdown]
-# All three train correctly, so nobody notices a difference. In the article's way the first device
-# computes no convolution. It only keeps their weights, 56,448 bytes, which cross, and the last
-# device has all the work and all the activations. Without colocation the first device goes forward,
-# but the last one comes back for both and has to fetch the activations. Only with colocation does
-# each device work on its own layers, and only the activations at the cut and their gradient cross.
-# The notebook measured 23.33 ms a step without the argument on two TitanX, and 20.18 ms with it.
-
-# %% tags=["varies", "cover"]
-charts.timeline(steps["with colocation"])
-plt.show()
-
-# %% [markdown]
-# The devices take turns, as always when a model is split and the batch goes through whole.
+# In the article's way the first device only keeps the convolutions' weights. They cross, 56,448
+# bytes, and their gradients come back. The last device computes all layers and holds all
+# activations. Without colocation the last device has to fetch the activations of the first for the
+# backward pass. Only with colocation does each device work on its own layers: the activations at
+# the cut cross, and their gradient comes back. On two TitanX the notebook measured 23.33 ms a step
+# without the argument, and 20.18 ms with it.
 #
 # ## In pieces
 #
-# None of the sources pipelines, but their code can be extended. One loop writes the tasks of all
-# stages into the graph, in an order in which they can run ([[13]]). `control_dependencies` makes
-# each task of a stage wait for the one before:
+# If the batch goes through in pieces, both devices work at once ([[13]]). None of the sources does
+# that. Here one loop writes the tasks of both stages into the graph. Task `F2` takes piece 2
+# forward, and `B2` takes it back. `kept` holds a piece's input and output from its `F` to its `B`,
+# `back` the gradient for the stage before, and `sums` the weights' gradients so far.
+# `control_dependencies` makes each task of a stage wait for the one before:
 
 # %%
 def in_pieces(stages, xs, ys, order):
@@ -195,17 +208,19 @@ def in_pieces(stages, xs, ys, order):
     for s, task in schedules.run_times(order):
         (device, part, weights), k = stages[s], int(task[1:])
         with tf.device(device), tf1.control_dependencies(before.get(s, [])):
-            if task[0] == "F":
+            if task.startswith("F"):
                 x = tf.identity(kept[s - 1, k][1] if s else xs[k])
                 kept[s, k] = x, part(weights, x)
                 before[s] = [kept[s, k][1]]
-                continue
-            x, made = kept.pop((s, k))
-            end = made if (s + 1, k) in back else loss(ys[k], made) / len(xs)
-            *found, back[s, k] = tf1.gradients(end, [*weights, x], back.get((s + 1, k)))
-            sums[s] = [a + b for a, b in zip(sums[s], found)] if s in sums else found
-            before[s] = sums[s]
-    return [*sums[0], *sums[1]]
+            else:
+                x, end = kept[s, k]
+                if s + 1 == len(stages):
+                    end = loss(ys[k], end) / len(xs)
+                *found, back[s, k] = tf1.gradients(end, [*weights, x], back.get((s + 1, k)))
+                sums[s] = [a + b for a, b in zip(sums[s], found)] if s in sums else found
+                before[s] = sums[s]
+    return [gradient for s in range(len(stages)) for gradient in sums[s]]
+
 
 # %%
 with tf.Graph().as_default() as graph:
@@ -243,33 +258,17 @@ for pieces, weights in graphs.items():
 print("training changed the weights by more than 1 %:", apart(begin, of_one) > 0.01)
 
 # %% [markdown]
-# ## Break it
-#
-# The sources name their devices by hand. What does such a name do on a machine that has no such
-# device, without and with soft placement?
-
-# %%
-with tf.Graph().as_default(), tf.device("/gpu:99"):
-    product = tf.matmul([[2.0]], [[3.0]])
-    for soft in [False, True]:
-        with tf1.Session(config=plan.session_config(soft_placement=soft)) as session:
-            try:
-                print(f"soft placement {soft}:", session.run(product))
-            except tf.errors.InvalidArgumentError as error:
-                print(f"soft placement {soft}:", type(error).__name__)
-
-# %% [markdown]
-# With soft placement TensorFlow takes a device that exists and says nothing. So a program that
-# names `/gpu:1` and `/gpu:2` can run on one GPU for years. Take the names from `plan.devices`, and
-# look at a trace.
-#
-# | | |
+# | | a cut in graph code |
 # |---|---|
 # | **Use it when** | you have to know what an old program did, or to keep it alive |
 # | **It costs** | each wait and device is written by hand, and `compat.v1` gets nothing new |
 # | **Instead** | `fit.use` with `stages` and `pieces` ([[12]], [[13]]) |
 #
 # ## On GPUs
+#
+# With soft placement, TensorFlow takes another device for a name that your machine lacks, and says
+# nothing ([[25]]). On a machine with two GPUs, a program that names `/gpu:2` and `/gpu:3` can run
+# on one of them for years. Take the names from `plan.devices`, and look at a trace.
 #
 # A classic Session compiles nothing with XLA unless it is told to, and `fit` does, so old and new
 # times differ for this reason, too. One process has one list of GPUs for all its Sessions:
@@ -278,8 +277,9 @@ with tf.Graph().as_default(), tf.device("/gpu:99"):
 # ## On your own
 #
 # **1.** Write `tensors(called)`. `called` lists, for the layers in their order, the device in whose
-# block each was called. Return how many tensors cross between devices in a training step with
-# colocated gradients: activations there, and gradients back.
+# block each was called. Its weights are on this device, too, and gradients are colocated. Return
+# how many tensors cross between layers in a training step: activations go forward, and their
+# gradients come back. Inputs and labels do not count.
 
 # %% tags=["exercise"]
 def tensors(called):

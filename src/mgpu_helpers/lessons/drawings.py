@@ -438,27 +438,29 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
 
 def steps(
     traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up",
-    last: bool = False, numbered: bool = False,
+    last: bool = False, numbered: bool = False, devices: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran, for a tenth of it or more, while another of the same device did.
-    `line` says in the legend what the lines are; gradients as small as those of biases have none.
+    `line` says in the legend what the lines are, or "" for no lines; gradients as small as those
+    of biases have none.
     With `last` there is one line, where the last gradient has been added. With `numbered` a
     device's convolutions have numbers, in the order of their starts, and the lines are short,
-    between the rows of devices.
+    between the rows of devices. Each step has a row for each of `devices`, or for those that
+    computed a convolution.
     """
     from matplotlib.patches import Patch
 
-    computed = [sorted({op.device for op in step.ops if _convolves(op)})
+    computed = [devices or sorted({op.device for op in step.ops if _convolves(op)})
                 for step in traces.values()]  # fmt: skip
     ax = axes(ax, size=(8, 1.4 + 0.42 * (len(traces) + sum(map(len, computed)))))
     names: dict[float, str] = {}
     boxes, row = [], 0.0
-    for (title, step), devices in zip(traces.items(), computed, strict=True):
+    for (title, step), places in zip(traces.items(), computed, strict=True):
         took = f"{1e3 * step.length:.{int(step.length < 0.01)}f} ms"
-        ax.text(0, row + 0.3, f"{title}: {took}", weight="bold", va="bottom")
-        for number, device in enumerate(devices, 1):
+        note(ax, f"{title}: {took}", (0, row + 0.3), (4, 0), weight="bold", va="bottom")
+        for number, device in enumerate(places, 1):
             names[row + number] = device
             starts = sorted(op.start for op in step.ops if _convolves(op) and op.device == device)
             for op, low, high in _beside(step, device):
@@ -471,23 +473,24 @@ def steps(
                         word = f"{starts.index(op.start) + 1} {word}"
                     ink = "white" if _convolves(op) else DARK
                     boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
-        if len(devices) > 1:
+        if line and len(places) > 1:
             sums = [op for op in step.ops if _adds_up(op)]
             least = 0 if last else max((op.bytes for op in sums), default=0) / 100
             added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
             added = added[-1:] if last else added
-            gaps = [(row + n + 0.36, row + n + 0.64) for n in range(1, len(devices))]
-            for low, high in gaps if numbered else [(row + 0.5, row + len(devices) + 0.5)]:
+            gaps = [(row + n + 0.36, row + n + 0.64) for n in range(1, len(places))]
+            for low, high in gaps if numbered else [(row + 0.5, row + len(places) + 0.5)]:
                 ax.vlines(added, low, high, color=DARK, linewidth=1.6 if numbered else 1.2)
-        row += len(devices) + 1
+        row += len(places) + 1
     ax.set_yticks([*names], [*names.values()])
     ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
     handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
-    handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
+    if line:
+        handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     label(ax, "", "time in the step, ms")
     room = text_sizes(ax, (box[4] for box in boxes), 8)
-    boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split()[0], box[5])
+    boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split(" ")[0], box[5])
              for box in boxes]  # fmt: skip
     write(ax, boxes, size=8, upright=True)
     return ax
@@ -501,8 +504,9 @@ def _kind(op: Op) -> str:
     """Say in a word what an operation of a convolutional network does, "" where it needs none."""
     if _convolves(op):
         return "backward" if "Backprop" in op.type else "forward"
-    return next((word for part, word in {"Pool": "pool", "Relu": "ReLU"}.items()
-                 if part in op.type), "")  # fmt: skip
+    words = {"PoolGrad": "pool\N{NO-BREAK SPACE}back", "ReluGrad": "ReLU\N{NO-BREAK SPACE}back",
+             "Pool": "pool", "Relu": "ReLU"}  # fmt: skip
+    return next((word for part, word in words.items() if part in op.type), "")
 
 
 def _adds_up(op: Op) -> bool:

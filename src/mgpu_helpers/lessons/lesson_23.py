@@ -10,44 +10,22 @@ from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.trace.step import Trace
 
-#: What programs of these sources call, and what takes its place today.
+#: Some calls of the lesson's sources, and what takes their place: docs/sources.md has them all.
 CALLS = {
-    "make_parallel, 2017": {
-        "tf.Session": "model.fit",
-        "tf.placeholder": "arguments of fit",
-        "tf.random_uniform": "tf.random.uniform",
-        "tf.get_variable": "a layer's weights",
-        "tf.variable_scope": "one model, which each device calls",
-        "tf.train.AdamOptimizer": "keras.optimizers.Adam(epsilon=1e-8)",
-        "tf.contrib.framework.get_variables_by_name": "model.get_layer(name).weights",
-    },
-    "tensorlight, 2016": {
-        "tensorflow.examples.tutorials.mnist": "keras.datasets.mnist",
-        "tf.contrib.layers.l2_regularizer": "keras.regularizers.L2, of half the scale",
-        "tf.contrib.layers.xavier_initializer": "keras.initializers.GlorotUniform",
-        "tf.contrib.layers.flatten": "layers.Flatten",
-        "tf.get_collection": "model.losses",
-        "tf.nn.dropout": "layers.Dropout, of 1 - keep",
-        "tt.training.average_gradients": "fit.use(model, plan)",
-        "tf.log": "tf.math.log",
-        "tf.initialize_all_variables": "nothing: Keras does it",
-        "tf.train.ExponentialMovingAverage": "use_ema=True in a Keras optimizer",
-        "tf.GPUOptions": "tf.config.experimental.set_memory_growth",
-        "tf.InteractiveSession": "model.fit",
-        "xrange": "range",
-    },
-    "the P40 note, 2017": {
-        "tf.layers.conv2d": "layers.Conv2D",
-        "tf.layers.dropout": "layers.Dropout, of the same rate",
-        "tf.summary.FileWriter": "keras.callbacks.TensorBoard",
-        "tf.global_variables_initializer": "nothing: Keras does it",
-        "tf.DeviceSpec": "the names in plan.devices",
-    },
-    "the wiki's page, 2017": {
-        "tf.ConfigProto": "tf.debugging.set_log_device_placement",
-        "tf.device": "the same",
-        "tf.add_n": "the same",
-    },
+    "tf.Session": "model.fit",
+    "tf.placeholder": "arguments of fit",
+    "tf.get_variable": "a layer's weights",
+    "tf.variable_scope": "one model, which each device calls",
+    "tf.gradients": "fit; in a graph it now always colocates",
+    "tt.training.average_gradients": "fit.use(model, plan)",
+    "tf.train.AdamOptimizer": "keras.optimizers.Adam(epsilon=1e-8)",
+    "tf.train.ExponentialMovingAverage": "use_ema=True in a Keras optimizer",
+    "tf.initialize_all_variables": "nothing: Keras does it",
+    "tf.get_collection": "model.losses",
+    "tf.layers.conv2d": "layers.Conv2D",
+    "tf.nn.dropout": "layers.Dropout, of 1 - keep",
+    "tf.contrib.layers.l2_regularizer": "keras.regularizers.L2, of half the scale",
+    "tensorflow.examples.tutorials.mnist": "keras.datasets.mnist",
 }
 
 
@@ -81,12 +59,9 @@ def backward(step: Trace) -> list[str]:
     return lines
 
 
-def today(source: str) -> str:
-    """List the calls of a source: where each of them still is, and what takes its place."""
-    lines = [source]
-    for name, instead in CALLS[source].items():
-        lines.append(f"  {name:43} {_where(name):4}  {instead}")
-    return "\n".join(lines)
+def today() -> str:
+    """List the calls: where each of them still is, and what takes its place."""
+    return "\n".join(f"{name:35}  {_where(name):4}  {new}" for name, new in CALLS.items())
 
 
 def _where(name: str) -> str:
