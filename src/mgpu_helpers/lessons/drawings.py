@@ -430,6 +430,7 @@ def steps(
     device's convolutions have numbers, in the order of their starts, and the lines are short,
     between the rows of devices.
     """
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
     computed = [sorted({op.device for op in step.ops if _convolves(op)})
@@ -464,9 +465,13 @@ def steps(
         row += len(devices) + 1
     ax.set_yticks([*names], [*names.values()])
     ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
-    handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
-    handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
-    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+    shades = [colour(device) for device in dict.fromkeys(names.values())]
+    handles = [tuple(Patch(color=shade, alpha=alpha, lw=0) for shade in shades)
+               for alpha in (1, 0.4)]  # fmt: skip
+    handles += ax.plot([], [], color=DARK, linewidth=1.2)
+    ax.legend(handles, ["convolution", "other work", line], loc="lower left", ncols=3,
+              bbox_to_anchor=(0, 1), frameon=False,
+              handler_map={tuple: HandlerTuple(ndivide=None, pad=0)})  # fmt: skip
     label(ax, "", "time in the step, ms")
     room = text_sizes(ax, (box[4] for box in boxes), 8)
     boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split()[0], box[5])
