@@ -14,6 +14,8 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.patches import Rectangle
 
 from _cards import Card, Ratio
 from conftest import ROOT, later
@@ -677,7 +679,10 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
     titles = labels_of(ax)
     assert titles[:2] == ["one: 8000 ms", "all: 3000 ms"]
     assert {"forward", "backward", "ReLU"} <= {*titles[2:]}
-    assert ax.get_legend().get_texts()[-1].get_text() == "averaged"
+    legend = ax.get_legend()
+    assert [text.get_text() for text in legend.get_texts()][1:] == ["other work", "averaged"]
+    shades = [patch.get_facecolor() for patch in legend.findobj(Rectangle)[:4]]
+    assert shades == [to_rgba(colour(at), alpha) for alpha in (1, 0.4) for at in (one, two)]
     assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
     assert rows_of(ax) == ["/CPU:1", "/CPU:1", "/CPU:2"]
     more = replace(shared, ops=(*shared.ops, Op("late", "AddN", "/CPU:1", 3.0, 1.0)))

@@ -1,6 +1,6 @@
 """Break the package in small ways, one at a time, and see whether a test notices.
 
-python tools/mutants.py trace memory       some mutants of these rooms; with make: MUTANTS="trace memory"
+python tools/mutants.py trace memory       some mutants of these rooms; or MUTANTS="trace memory"
 python tools/mutants.py --count 10 --seed 2 whatif
 
 A mutant is one expression changed: `<` to `<=`, `+` to `-`, `and` to `or`, `min` to `max`, a number

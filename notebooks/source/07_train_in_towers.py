@@ -132,8 +132,8 @@ def make_step(model, places, together=mean):
 # ## The proof
 #
 # Plain SGD moves a weight by its gradient times the learning rate. So if a step moves every weight
-# as one device does, all of its gradients are right. `apart` compares two models after one step.
-# For each weight it takes the largest difference, as a part of the largest move:
+# as one device does, all of its gradients are right. For each weight, `apart` divides the largest
+# difference between two models by the largest change from `start`, the weights before the step:
 
 # %%
 def apart(ours, theirs):
@@ -155,7 +155,7 @@ print("fit.use, below 1e-4 from one device:", apart(by_fit, one) < 1e-4)
 
 # %% [markdown]
 # Both steps on all devices are the step of one device, apart from rounding. Here is the step by
-# hand as it ran on one device and on all, each time the fastest of three:
+# hand on one device and on all, each the fastest of three:
 
 # %% tags=["varies", "cover"]
 def shortest(step):
@@ -167,8 +167,10 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# The towers compute their shards at the same time. At the black line the last gradient has been
-# averaged, so the slower tower decides when the update can begin.
+# The towers compute at the same time, each with half of the images. So on two free cores a box is
+# about half as wide as on one device; other programs make it wider. A box of half the height shares
+# its device with another operation. At the black line the last gradient has been averaged, so the
+# slower tower decides when the update can begin.
 #
 # ## Break it
 #
@@ -192,35 +194,46 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 #
 # ## What crosses
 #
-# When all devices end with the mean of their gradients, this is called an **all-reduce**. If one
-# device does the averaging, it sends the mean to every other one. In a **ring** no device has to
-# send that much. Each cuts its gradients into as many pieces as there are devices, and sends one
-# piece at a time to its neighbour. Below, device 0 starts with ones, device 1 with tens, and so on:
+# The trace also has the bytes that this step sent:
+
+# %%
+weights = sum(value.nbytes for value in start)
+print(f"weights, and so the gradients of a tower: {weights:,} bytes")
+for (source, target), size in sorted(traces["All devices"].bytes_between().items()):
+    print(f"{source} to {target}: {size:,} bytes")
+
+# %% [markdown]
+# The host, `/CPU:0`, sends shards, and the means to the first device. Each device sends the
+# host its gradients, and a loss of 4 bytes. The second device reads the weights from the first.
+#
+# On GPUs the way through the host is slow, so the devices average among themselves. In an
+# **all-reduce**, all devices end with the mean of their gradients. If one device averages, it has
+# to send the mean to each of the others. In a **ring** this work is shared: each device cuts its
+# gradients into as many pieces as there are devices, and sends one piece at a time to its
+# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
 # In the first three rounds a device adds what it receives to its own piece. Then each device has
 # one finished sum, 1111: this half is a **reduce-scatter**. In the last three rounds the finished
-# sums go around: this half is an **all-gather**. We trace both ways, and count in vectors. A vector
-# is as long as all gradients together:
+# sums go around: this half is an **all-gather**. We trace both ways. A vector is as long as all
+# gradients together:
 
 # %%
 ways = {"first device": partial(averaging.central, middle=first), "ring": averaging.ring}
-length = build().count_params()
-print(f"a vector has {4 * length:,} bytes")
 for name, way in ways.items():
-    traffic, error = averaging.traffic(way, length)
+    traffic, error = averaging.traffic(way, weights // 4)
     most = max(out for _, out in traffic.values())
     print(f"{name:12}  right to 1e-6: {error < 1e-6}  the busiest device sends {most:.2f} vectors")
 
 # %% [markdown]
 # With two devices the ring saves nothing. With more devices it does:
 #
-# | vectors that the busiest device sends | n devices | 2 | 4 | 8 |
-# |---|---|---|---|---|
-# | the first device averages | n - 1 | 1 | 3 | 7 |
-# | ring | 2 (n - 1) / n | 1 | 1.5 | 1.75 |
+# | vectors that the busiest device sends | of 2 devices | of 4 | of 8 | of n |
+# |---|--:|--:|--:|--:|
+# | the first device averages | 1 | 3 | 7 | n - 1 |
+# | ring | 1 | 1.5 | 1.75 | 2 (n - 1) / n |
 #
 # | | `fit.use(model, plan)` |
 # |---|---|
@@ -235,8 +248,6 @@ for name, way in ways.items():
 # NVIDIA's library NCCL does the all-reduce, often in a ring.
 #
 # ## On your own
-#
-# Under each exercise is its solution. JupyterLab keeps it closed until you click on it.
 #
 # **1.** If shards differ in size, their plain mean is wrong. Write
 # `weighted_average(tower_gradients, sizes)`, in which each shard counts by its size. Each tower has
@@ -288,6 +299,7 @@ checks.half_the_bytes(half_the_bytes)
 #
 # - The gradients of two shards were 5.0 and 25.0. The gradient of the batch was their mean, 15.0.
 # - Both steps on all devices moved every weight as one device does, to 1e-4.
+# - The second device read 56,296 bytes of weights and sent 56,300 of gradients and loss.
 # - SGD showed in its losses that a step added gradients, and Adam did not.
 #
 # ## In practice

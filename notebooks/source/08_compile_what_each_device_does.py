@@ -2,7 +2,7 @@
 # # Compile what each device does
 #
 # On one GPU, Keras compiles your training step with XLA. On several GPUs, Keras and `tf.distribute`
-# leave XLA out, and you often lose more time by that than the second GPU saves you.
+# leave XLA out, and you can lose more time by that than the second GPU saves you.
 #
 # **In this lesson** all that a device does between two exchanges becomes one compiled function, and
 # the weights stay those of one device.
@@ -22,10 +22,11 @@
 # ```
 #
 # The argument does the same for `fit.use(model, plan)`. On two halves of an H200, a step of
-# MobileNetV2 took 47 ms compiled in this way, and 97 ms under `MirroredStrategy` ([stored
-# times](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200)).
+# MobileNetV2 took about 47 ms compiled, by `fit.strategy(plan, synchronized=False)`, and about
+# 97 ms under `MirroredStrategy`. Other programs used this GPU, too, so [the times
+# are rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200).
 #
-# **You need** [[07]].
+# **You need** [[01]] and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -85,15 +86,16 @@ print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} sta
 
 # %% [markdown]
 # The first function of a device takes a share of the batch and returns gradients. The second one
-# updates the weights by the average of all gradients, with Adam. Without XLA, TensorFlow starts
-# each of these operations by itself, and each one writes its result to memory.
+# updates the weights by the average of all gradients, with Adam. The first device has more
+# operations, because it also adds up the gradients and the losses of both. Without XLA, TensorFlow
+# starts each operation by itself, and each one writes its result to memory.
 #
 # ## By hand
 #
-# XLA refuses a function that uses variables of another device. So we write **pure functions**: all
-# that they need goes in as arguments, and all that they change comes out as results. Keras's
-# `stateless_call` calls a model with the weights that you give it. The optimizer is SGD with
-# momentum, in two lines:
+# XLA refuses a function that uses variables of another device, and our model has its variables on
+# one. So we write **pure functions**: the weights go in as arguments, and what changes comes out as
+# results. Keras's `stateless_call` calls a model with the weights that you give it. The optimizer
+# is SGD with momentum, in two lines:
 
 # %%
 first = plan.devices[0]
@@ -120,6 +122,10 @@ def update(weights, moves, means):
 # averages the gradients between the two calls. `jit` decides whether XLA compiles the functions:
 
 # %%
+def put(variable, value):
+    variable.assign(value)
+
+
 def stepper(jit):
     slopes, moved = [tf.function(each, jit_compile=jit) for each in (gradients, update)]
     state = {}
@@ -140,10 +146,6 @@ def stepper(jit):
                 tf.nest.map_structure(put, state[device], list(moved(*state[device], means)))
 
     return step, state
-
-
-def put(variable, value):
-    variable.assign(value)
 
 
 # %%
@@ -183,16 +185,18 @@ for name, traced in traces.items():
     print(f"{name}: {compiled.started(traced)}")
 
 # %% tags=["varies", "cover"]
-_, axes = plt.subplots(2, figsize=(8, 4.6), layout="constrained")
+_, axes = plt.subplots(2, figsize=(8, 4.6), layout="constrained", sharex=True)
 for ax, (name, traced) in zip(axes, traces.items()):
-    charts.timeline(traced, ax)
-    ax.set_title(name, loc="left")
+    charts.timeline(traced, ax).set_title(name, loc="left")
+ax.set_xlim(0, max(1e3 * traced.length for traced in traces.values()))
 plt.show()
 
 # %% [markdown]
 # Without XLA, each of the two devices starts 108 operations. With XLA it starts two, the wide
-# boxes. Thin lines beside them read and write variables. The host averages in both cases. Compare
-# the boxes and not the times, which change from run to run on cores.
+# boxes. Thin lines beside them read and write variables. The host starts 30 in both cases: two cut
+# the batch, and for each of the 14 gradients one adds and one divides. Compare the boxes and not
+# the times, which change from run to run. This network is so small that a device is often done
+# before the other has begun.
 #
 # What has become of the 108? XLA **fuses** neighbours, such as the bias and the ReLU of a layer: it
 # makes one loop of them, which reads its inputs once and writes its result once. This is what the
@@ -251,20 +255,13 @@ print(*(each.message for each in said))
 # ## On GPUs
 #
 # A GPU runs operations as **kernels**, and a small kernel often takes longer to start than to run.
-# On an H200, a step of ResNet-50 took 113 ms without XLA and 36.6 ms with it, and a second GPU can
-# at best halve the time. These and the next times [are
-# stored](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200). The
-# table shows a step of MobileNetV2 on the same kind of GPU:
+# On an H200, a step of ResNet-50 took 113 ms without XLA and 36.6 ms with it ([stored
+# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)), and a
+# second GPU can at best halve the time. The step of MobileNetV2 above started 2,059 kernels
+# compiled, and 11,578 under `MirroredStrategy`. Plain Keras with XLA took 26.5 ms on the whole GPU:
+# two halves compute in turns, so they cannot be faster. Nobody has tried several GPUs yet.
 #
-# | | GPU | ms a step | kernels |
-# |---|---|---|---|
-# | plain Keras, XLA | whole | 26.5 | 899 |
-# | `fit.use` on one device | whole | 30.2 | 1,133 |
-# | `fit.strategy`, `synchronized=False` | two halves | 47.1 | 2,059 |
-# | `MirroredStrategy` | two halves | 97.4 | 11,578 |
-#
-# Two halves of one GPU compute in turns, so they cannot be faster than the whole. Nobody has tried
-# several GPUs yet, and the first `fit` there says so. A synchronized BatchNormalization is an
+# Without `synchronized=False`, each BatchNormalization normalizes by the whole batch. That is an
 # exchange, too: with the 52 of MobileNetV2, a step has 212 functions.
 #
 # ## On your own
@@ -292,10 +289,10 @@ def word_loss(losses, is_word):
 checks.word_loss(word_loss)
 
 # %% [markdown]
-# **2.** XLA compiles again for each new size of a device's share. Write
-# `sizes(examples, batch, devices)`: how many different sizes are there in one epoch? A batch has
-# `batch` examples, and the last one has what is left. Each device gets a share of each batch, and
-# these shares differ by at most one example. No batch has fewer examples than there are devices.
+# **2.** XLA compiles again for each new size of a device's share. An epoch has batches of `batch`
+# examples; the last one has what is left. The shares of a batch differ by at most one example.
+# Write `sizes(examples, batch, devices)`: how many different sizes of shares are there in one
+# epoch? No batch has fewer examples than there are devices.
 
 # %% tags=["exercise"]
 def sizes(examples, batch, devices):
@@ -321,8 +318,9 @@ checks.sizes(sizes)
 #
 # ## Compared with other ways
 #
-# Compiled, the small Transformer of [[01]] starts four functions and three operations. XLA's code
-# for cores is slower here than TensorFlow's, and its code for GPUs is faster:
+# Compiled, the small Transformer of [[01]] starts four functions and three operations. A trace does
+# not see what a function holds inside, so nothing stands under *adds*. On two cores compiling
+# made the step slower, and on the H200 above faster:
 #
 # [[ways]]
 #

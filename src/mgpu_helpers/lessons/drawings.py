@@ -450,6 +450,7 @@ def steps(
     between the rows of devices. Each step has a row for each of `devices`, or for those that
     computed a convolution.
     """
+    from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
     computed = [devices or sorted({op.device for op in step.ops if _convolves(op)})
@@ -484,10 +485,16 @@ def steps(
         row += len(places) + 1
     ax.set_yticks([*names], [*names.values()])
     ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
-    handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
+    shades = [colour(device) for device in dict.fromkeys(names.values())]
+    handles: list[Any] = [
+        tuple(Patch(color=shade, alpha=alpha, lw=0) for shade in shades) for alpha in (1, 0.4)
+    ]
+    words = ["convolution", "other work"]
     if line:
-        handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
-    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+        handles += ax.plot([], [], color=DARK, linewidth=1.2)
+        words.append(line)
+    ax.legend(handles, words, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), frameon=False,
+              handler_map={tuple: HandlerTuple(ndivide=None, pad=0)})  # fmt: skip
     label(ax, "", "time in the step, ms")
     room = text_sizes(ax, (box[4] for box in boxes), 8)
     boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split(" ")[0], box[5])
