@@ -427,8 +427,8 @@ def steps(
     A bar of half the height ran, for a tenth of it or more, while another of the same device did.
     `line` says in the legend what the lines are; gradients as small as those of biases have none.
     With `last` there is one line, where the last gradient has been added. With `numbered` a
-    device's convolutions have numbers, in the order of their starts, and the lines are short,
-    between the rows of devices.
+    device's convolutions have numbers, in the order of their starts, on the left of what is too
+    narrow for one, and the lines are short, between the rows of devices.
     """
     from matplotlib.patches import Patch
 
@@ -439,7 +439,8 @@ def steps(
     boxes, row = [], 0.0
     for (title, step), devices in zip(traces.items(), computed, strict=True):
         took = f"{1e3 * step.length:.{int(step.length < 0.01)}f} ms"
-        ax.text(0, row + 0.3, f"{title}: {took}", weight="bold", va="bottom")
+        ax.text(0.006, row + 0.3, f"{title}: {took}", weight="bold", va="bottom",
+                transform=ax.get_yaxis_transform())  # fmt: skip
         for number, device in enumerate(devices, 1):
             names[row + number] = device
             starts = sorted(op.start for op in step.ops if _convolves(op) and op.device == device)
@@ -455,6 +456,9 @@ def steps(
                     boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if len(devices) > 1:
             sums = [op for op in step.ops if _adds_up(op)]
+            if numbered:  # and none that adds up what one replica has made
+                ends = {*_sums(step)}
+                sums = [op for op in sums if op.end in ends or "Reduce" in op.type]
             least = 0 if last else max((op.bytes for op in sums), default=0) / 100
             added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
             added = added[-1:] if last else added
@@ -463,15 +467,24 @@ def steps(
                 ax.vlines(added, low, high, color=DARK, linewidth=1.6 if numbered else 1.2)
         row += len(devices) + 1
     ax.set_yticks([*names], [*names.values()])
-    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
+    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1005 * max(step.length for step in traces.values())))
     handles = [Patch(color="#555", label="convolution"), Patch(color="#bbb", label="other work")]
     handles += ax.plot([], [], color=DARK, linewidth=1.2, label=line)
     ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
     label(ax, "", "time in the step, ms")
-    room = text_sizes(ax, (box[4] for box in boxes), 8)
+    room = text_sizes(ax, (text for box in boxes for text in (box[4], box[4].split()[0])), 8)
     boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split()[0], box[5])
              for box in boxes]  # fmt: skip
-    write(ax, boxes, size=8, upright=True)
+    thin = [box for box in boxes if box[4].isdigit() and room[box[4]][0] >= box[2]]
+    write(ax, [box for box in boxes if box not in thin], size=8, upright=True)
+    begun: dict[float, list[Any]] = defaultdict(list)  # by row: texts, where their box ends
+    for left, low, wide, high, word, _ in sorted(thin):
+        if begun[low] and left - begun[low][-1][1] < room[word][0]:  # no room between the two
+            text = begun[low].pop()[0]
+            text.set_text(f"{text.get_text()}{word} ")
+        else:
+            text = ax.text(left, low + high / 2, f"{word} ", size=8, ha="right", va="center")
+        begun[low].append((text, left + wide))
     return ax
 
 
