@@ -558,6 +558,11 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     assert not len(wait.get_facecolor()) and wait.get_hatch()
     assert {*labels_of(ax)} >= {"forward", "backward", "other"}
     assert rows_of(ax) == ["/CPU:1\n71% busy"]
+    nets = step_of(*((name, "MatMul", "/CPU:1", start, 1.0) for start, name in enumerate(
+        ("gradient_tape/made_1/MatMul", "judge_1/MatMul", "made_1/MatMul", "adam/Sub"))))
+    ax = drawings.networks(nets, "made", "judge")
+    assert [bar[0] for bar in bars_of(ax)[0]] == [device, pale(device), device, HOST]
+    assert "Dark: made. Pale: judge." in ax.get_title("left")
 
 
 def test_lines_and_dots_are_where_the_numbers_are():

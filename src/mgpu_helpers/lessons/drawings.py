@@ -396,11 +396,32 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
             return "backward"
         return "forward" if model.name in op.name else "other"
 
+    return _in_two_shades(step, name, ("forward", "backward"), ax)
+
+
+def networks(step: Trace, dark: str, light: str, ax: Any = None) -> Any:
+    """Draw when each device computed either of two networks, forward or backward, or waited.
+
+    What runs on the host is left out.
+    """
+    from mgpu_helpers.trace.layers import layer
+
+    def name(op: Op) -> str:
+        found = layer(op.name, (dark, light), 1)
+        return found if found in (dark, light) else "other"
+
+    return _in_two_shades(step, name, (dark, light), ax)
+
+
+def _in_two_shades(
+    step: Trace, name: Callable[[Op], str], names: tuple[str, str], ax: Any = None
+) -> Any:
+    """Draw what has the first name dark, what has the second pale, and hatched where nothing ran."""
     step = _without_host(step)
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
-    boxes = []
+    boxes, (dark, light) = [], names
     for device, (low, high), bars in bars_of(step, name):
-        shades = {"forward": colour(device), "backward": pale(colour(device)), "other": HOST}
+        shades = {dark: colour(device), light: pale(colour(device)), "other": HOST}
         for bar in bars:
             place = bar.start, bar.end - bar.start
             ax.broken_barh([place], (low, high), facecolor=shades[bar.name], edgecolor="white",
@@ -412,7 +433,7 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
                            edgecolor="#bbbbbb", hatch="//", linewidth=0.5)  # fmt: skip
     rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
     ax.set_xlim(0, 1e3 * step.length)
-    title = "Dark: forward. Pale: backward. Grey: other work. Hatched: may be waiting"
+    title = f"Dark: {dark}. Pale: {light}. Grey: other work. Hatched: may be waiting"
     label(ax, title, "time in the step, ms")
     write(ax, boxes, size=8)
     return ax
