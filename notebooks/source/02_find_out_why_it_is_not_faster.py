@@ -64,7 +64,8 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # `fit.explain` runs some steps, then the same steps with one thing left out each time, and puts the
-# weights back. It found both. The training is **input-bound**: it waits for its data in every step.
+# weights back. Where no other program runs, it lists both. The training is **input-bound**: it
+# waits for its data in every step.
 #
 # "The step itself" is a step without all of these. If the rows add up to less than the step, two
 # causes overlap: cure either, and ask again. A trace looks into the step itself:
@@ -131,10 +132,6 @@ print("Python numbers:", graphs(same, rates), " tensors:", graphs(same, tensors)
 # `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look:
 
 # %%
-five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
-        "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
-
-
 def replay(ops):
     ends, free = {}, {}
     for name, (device, seconds, needs) in ops.items():
@@ -142,9 +139,11 @@ def replay(ops):
         ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
     return max(ends.values())
 
-
-without_b = five | {"b": ("second", 0, "a")}
-print("as it is:", replay(five), "s. without b:", replay(without_b), "s")
+# %%
+five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
+        "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
+without = replay(five | {"b": ("second", 0, "a")})
+print(f"as it is: {replay(five)} s. without b, which takes {five['b'][1]} s: {without} s")
 
 # %% [markdown]
 # The step takes 11 s without `b`, not 9, because `d` then waits for `c`.
@@ -189,7 +188,7 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The clock may see less, because the two cores share a memory, and may serve other programs, too.
+# The clock may see less, because cores share a memory, and may serve other programs, too.
 #
 # ## Break it
 #

@@ -416,7 +416,7 @@ def networks(step: Trace, dark: str, light: str, ax: Any = None) -> Any:
 def _in_two_shades(
     step: Trace, name: Callable[[Op], str], names: tuple[str, str], ax: Any = None
 ) -> Any:
-    """Draw what has the first name dark, what has the second pale, and hatched where nothing ran."""
+    """Draw what has the first name dark, what has the second pale, and waits hatched."""
     step = _without_host(step)
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
     boxes, (dark, light) = [], names
