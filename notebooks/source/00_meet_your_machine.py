@@ -137,8 +137,8 @@ plt.show()
 # For part of the step both devices worked. In a hatched gap a device may wait for sums from the
 # others, because `BatchNormalization` needs them in both passes. It may also wait for data, for a
 # free core, or, on a GPU, for the host to start the next operation. In so small a model starting
-# takes most of the step, so GPUs show short bars. `charts.timeline(step)` draws every operation of
-# your own code.
+# operations takes most of the step, so GPUs show short bars. `charts.timeline(step)` draws every
+# operation of your own code.
 #
 # | `fit.strategy` | |
 # |---|---|

@@ -3,8 +3,8 @@
 #
 # You added a GPU, and an epoch takes as long as before.
 #
-# **In this lesson** two calls say where the time of your training goes, and lead you to one of
-# eight usual causes:
+# **In this lesson** two calls say where the time of your training goes. The answer leads you to one
+# of eight usual causes:
 #
 # ![A decision tree. What fit.explain lists leads to the causes 1 to 4. If it lists only the step
 # itself, a trace or a clock leads to the causes 5 to 8, or to the exchange of

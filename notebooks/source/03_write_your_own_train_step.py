@@ -261,7 +261,7 @@ print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 # |---|---|
 # | **Use it when** | a step needs two optimizers, or a loss that `compile` cannot express |
 # | **It costs** | the graph of the step, made once more, and exchanges in each step |
-# | **Instead** | `compile` with a loss, or `fit.use(model, plan)`, for any loss of a whole batch |
+# | **Instead** | `compile` with a loss, or `fit.use(model, plan)`, with losses of the whole batch |
 #
 # ## On GPUs
 #
