@@ -118,7 +118,8 @@ plt.show()
 
 # %% [markdown]
 # Each device computes all five convolutions for its own shard, at the same time as the others. At a
-# black line the all-reduce has added up the gradient of a large weight.
+# black line the all-reduce has added up the gradient of a large weight. Where a device runs two
+# operations at once, their bars have half the height.
 #
 # How many bytes of weights and optimizer state does each device hold?
 

@@ -446,7 +446,7 @@ def steps(
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran, for a tenth of it or more, while another of the same device did.
-    `line` says in the legend what the lines are; gradients as small as those of biases have none.
+    `line` says in the legend what the lines are; small sums, as of biases or of normalization, have none.
     With `last` there is one line, where the last gradient has been added. With `numbered` a
     device's convolutions have numbers, in the order of their starts, on the left of what is too
     narrow for one, and the lines are short, between the rows of devices.
@@ -480,7 +480,7 @@ def steps(
             if numbered:  # and none that adds up what one replica has made
                 ends = {*_sums(step)}
                 sums = [op for op in sums if op.end in ends or "Reduce" in op.type]
-            least = 0 if last else max((op.bytes for op in sums), default=0) / 100
+            least = 0 if last else max((op.bytes for op in sums), default=0) / 10
             added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
             added = added[-1:] if last else added
             gaps = [(row + n + 0.36, row + n + 0.64) for n in range(1, len(devices))]
@@ -498,8 +498,11 @@ def steps(
              for box in boxes]  # fmt: skip
     thin = [box for box in boxes if box[4].isdigit() and room[box[4]][0] >= box[2]]
     write(ax, [box for box in boxes if box not in thin], size=8, upright=True)
+    tight = [box for box in thin if 0.55 * room[box[4]][0] < box[2]]  # with no room around it
+    for left, low, wide, high, word, ink in tight:
+        ax.text(left + wide / 2, low + high / 2, word, size=7, color=ink, ha="center", va="center")
     begun: dict[float, list[Any]] = defaultdict(list)  # by row: texts, where their box ends
-    for left, low, wide, high, word, _ in sorted(thin):
+    for left, low, wide, high, word, _ in sorted({*thin} - {*tight}):
         if begun[low] and left - begun[low][-1][1] < room[word][0]:  # no room between the two
             text = begun[low].pop()[0]
             text.set_text(f"{text.get_text()}{word} ")
