@@ -446,7 +446,7 @@ def steps(
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran, for a tenth of it or more, while another of the same device did.
-    `line` says in the legend what the lines are; small sums, as of biases or of normalization, have none.
+    `line` says in the legend what the lines are; small sums, as of biases, have none.
     With `last` there is one line, where the last gradient has been added. With `numbered` a
     device's convolutions have numbers, in the order of their starts, on the left of what is too
     narrow for one, and the lines are short, between the rows of devices.
