@@ -569,6 +569,11 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     assert not len(wait.get_facecolor()) and wait.get_hatch()
     assert {*labels_of(ax)} >= {"forward", "backward", "other"}
     assert rows_of(ax) == ["/CPU:1\n71% busy"]
+    nets = step_of(*((name, "MatMul", "/CPU:1", start, 1.0) for start, name in enumerate(
+        ("gradient_tape/made_1/MatMul", "judge_1/MatMul", "made_1/MatMul", "adam/Sub"))))
+    ax = drawings.networks(nets, "made", "judge")
+    assert [bar[0] for bar in bars_of(ax)[0]] == [device, pale(device), device, HOST]
+    assert "Dark: made. Pale: judge." in ax.get_title("left")
 
 
 def test_lines_and_dots_are_where_the_numbers_are():
@@ -688,11 +693,16 @@ def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
     more = replace(shared, ops=(*shared.ops, Op("late", "AddN", "/CPU:1", 3.0, 1.0)))
     ax = drawings.steps({"all": more}, last=True)
     assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
-    kernel, bias = (Op(f"{n}", "AddN", "/CPU:1", 3.0, n / 1000, bytes=n) for n in (1000, 8))
-    ax = drawings.steps({"all": replace(shared, ops=(*shared.ops, kernel, bias))}, numbered=True)
+    kernel, bias, own = (Op(f"{n}", "AddN", one, 3.0, n / 1000, bytes=n) for n in (1000, 8, 999))
+    both = (("0", "1000"), ("2", "1000"), ("0", "8"), ("2", "8"), ("0", "999"))  # what each adds
+    more = replace(shared, ops=(*shared.ops, kernel, bias, own), edges=both)
+    ax = drawings.steps({"all": more}, numbered=True)
     assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
     ax = drawings.steps({"one": alone}, numbered=True)
     assert {"1 forward", "2 backward", "3 backward"} <= {*labels_of(ax)}
+    thin = [("Conv2D", one, start, 0.01) for start in (5.0, 5.02, 8.0)]
+    ax = drawings.steps({"one": step_of(*thin, ("Relu", one, 0.0, 5.0))}, numbered=True)
+    assert {"1 2 ", "3 "} <= {*labels_of(ax)}
 
 
 def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():

@@ -30,16 +30,17 @@
 # **In this lesson** a Keras model trains on several devices, even if you have no GPU. You prove
 # that it learns what it learns on one device, and see in a timeline that each device did its share.
 #
-# **You need** some Python, NumPy and Keras. A table at the end lists the other lessons. Choose your
-# way:
+# **You need** some Python, NumPy and Keras. Choose your way; a table at the end lists all lessons:
 #
-# | your question | lessons |
-# |---|---|
-# | I have one model and several GPUs | 07; then 08, 09 for the inside, 19 when it is not faster |
-# | I have many scripts | 04, 05, 06 |
-# | My model does not fit | 03, 10 to 14 |
-# | Is a second server worth it? | 15 to 18 |
-# | How do I place operations, and limit memory, myself? | 01, 02 |
+# | your question | start with | go on with |
+# |---|---|---|
+# | I have one model and several GPUs | [[01]] | 02 if it is not faster, 06 to 08 for the inside |
+# | My model has a `train_step` of its own | [[03]] | 06 to 08 |
+# | My model does not fit | [[09]] | 10 to 15 |
+# | I have many scripts | [[16]] | 17, 18 |
+# | Is a second server worth it? | [[19]] | 20 to 22 |
+# | How do I place operations, and limit memory, myself? | [[04]] | 05 |
+# | I inherited graph code | [[23]] | 24, 25 |
 
 # %%
 from mgpu_helpers import devices
@@ -48,12 +49,13 @@ plan = devices.setup(2, exact=True)
 plan
 
 # %% [markdown]
-# Every lesson starts with this cell. It asks for two **devices**, which do the heavy arithmetic. If
-# the machine has two GPUs, they are the devices. If it has one, each device is a share of it. If it
-# has none, as when the outputs stored here were made, each device is a core. The **host** is the
-# CPU. It feeds the devices and joins their results. The names are in `plan.host` and
-# `plan.devices`. If a GPU is missing, the command `mgpu` in a terminal says why. The line `timing`
-# says how far a measured speed-up can be trusted here.
+# Every lesson starts with such a cell. This one asks for two **devices**, which do the heavy
+# arithmetic. If the machine has two GPUs, they are the devices. If it has one, each device is a
+# share of it. If it has none, as when the outputs stored here were made, each device is a core. The
+# **host** is the CPU. It feeds the devices and joins their results. The names are in `plan.host`
+# and `plan.devices`. If a GPU is missing, the command `mgpu` in a terminal says why. The line
+# `timing` says how far a measured speed-up can be trusted here. `exact=True` switches off a
+# rounding of GPUs, because the lessons compare results.
 
 # %%
 import keras
@@ -81,14 +83,15 @@ def build():
         keras.layers.Dense(10, activation="softmax"),
     ])
     loss = "sparse_categorical_crossentropy"
-    # otherwise Keras compiles a step on one GPU with XLA, and the trace below does not
+    # no XLA, a compiler that Keras would use on one GPU, but not on several
     model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     return model
 
 
 # %% [markdown]
-# You train this model twice: without a strategy, and with one. In the second training, `batch_size`
-# is the **global batch**. Each device gets a part of it, its **shard**.
+# You train this model twice: without a strategy, and with one. A **strategy** decides on which
+# devices Keras keeps and trains a model that is built in its scope. In the second training,
+# `batch_size` is the **global batch**. Each device gets a part of it, its **shard**.
 
 # %%
 x, y = digits.load(1024)
@@ -131,11 +134,11 @@ drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]
-# For part of the step several devices worked at the same time. In a hatched gap a device may be
-# waiting: for sums from the other devices, which `BatchNormalization` needs in both passes; for
-# data; on cores, for a free thread; or, on GPUs, for the host to start the next operation. In so
-# small a model, starting operations takes most of the step, so GPUs show short bars and few
-# overlap. In your code, `charts.timeline(step)` draws every operation.
+# For part of the step both devices worked. In a hatched gap a device may wait for sums from the
+# others, because `BatchNormalization` needs them in both passes. It may also wait for data, for a
+# free core, or, on a GPU, for the host to start the next operation. In so small a model starting
+# operations takes most of the step, so GPUs show short bars. `charts.timeline(step)` draws every
+# operation of your own code.
 #
 # | `fit.strategy` | |
 # |---|---|
@@ -218,17 +221,17 @@ print("did not multiply:", sorted(set(plan.devices) - worked))
 #
 # ## On GPUs
 #
-# GPUs since Ampere round the numbers of a product to **TF32**, which is faster. The lessons compare
-# results, so their first cell switches TF32 off with `exact=True`. Your script needs no such
-# argument.
+# GPUs since Ampere round the numbers of a product to **TF32**, which is faster. This is what
+# `exact=True` switches off. Your script needs no such argument.
 #
 # Two GPUs are not faster at this product: copying the matrices to a GPU usually takes longer than
-# multiplying them there. Sharing pays if a device computes for longer than its data travels
-# ([[07]]). Name the host for cutting and joining, or TensorFlow does both on the first GPU.
+# multiplying them there. Name the host for cutting and joining, or TensorFlow does both on the
+# first GPU.
 #
 # ## On your own
 #
-# The solution of each exercise is under it, closed until you click *1 cell hidden*.
+# The solution of each exercise is under it. In JupyterLab it is closed until you click *1 cell
+# hidden*.
 #
 # **1.** Here `build_on_all` makes the weights on one device. Change it so that `fit` uses all
 # devices of the plan.

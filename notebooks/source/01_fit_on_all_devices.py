@@ -10,9 +10,9 @@
 # ![Two devices compute the gradients 5.6 and 16.4. The all-reduce returns their sum, 22, to both,
 # and each changes its own w from 1 to 0.78.](pictures/01_replicas.svg)
 #
-# This is **data parallelism**. Each device has a copy of the model, its **replica**, and computes
-# gradients for its part of the batch, its **shard**. An **all-reduce** adds up the gradients and
-# returns the sum to every replica, so the copies of the weights stay equal.
+# Each device has a **replica** of the model, which computes the gradients of a **shard** of the
+# batch. An **all-reduce** adds up the gradients and returns the sum to every replica, so the copies
+# of the weights stay equal.
 #
 # ## The lines to paste
 #
@@ -24,10 +24,10 @@
 #     model = build()  # builds the model and compiles it
 # ```
 #
-# `fit` and your data stay as they were. `fit.strategy` is TensorFlow's own `MirroredStrategy`, with
+# `fit` and your data stay as they were. `fit.strategy` is TensorFlow's `MirroredStrategy`, with
 # repairs for what Keras gets wrong there.
 #
-# **You need** [[00]].
+# **You need** [[00]], and `tf.GradientTape` for the step by hand.
 
 # %%
 from mgpu_helpers import devices
@@ -55,8 +55,8 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a 
 # %% [markdown]
 # ## Try it
 #
-# The model is a small network for handwritten digits. `jit_compile=False` turns XLA off, because
-# XLA would compute in another order, and we compare digits:
+# The model is a small network for handwritten digits. `jit_compile=False` turns off XLA, a compiler
+# that would add numbers in another order, because we compare results to many decimals:
 
 # %%
 def build(synchronized=False):
@@ -90,7 +90,7 @@ print("losses:", np.round(model.fit(data, epochs=3, verbose=0).history["loss"], 
 print(fit.check(model, data))
 
 # %% [markdown]
-# It found no problem. Both take the same step.
+# It found no problem.
 #
 # ## What each device does
 #
@@ -113,13 +113,13 @@ for name, step in steps.items():
     print(name, sorted(Counter(op.device for op in step.ops if "Conv2D" in op.type).items()))
 
 # %% tags=["varies", "cover"]
-drawings.steps(steps, line="a kernel's gradient is added up", numbered=True)
+drawings.steps(steps, line="a weight's gradient is added up", numbered=True)
 plt.show()
 
 # %% [markdown]
-# Each device computes all five convolutions for its own shard, at the same time as the others. Each
-# black line is the all-reduce of a large gradient. A bar of half the height shares its device with
-# another operation.
+# Each device computes all five convolutions for its own shard, at the same time as the others. At a
+# black line the all-reduce has added up the gradient of a large weight. Where a device runs two
+# operations at once, their bars have half the height.
 #
 # How many bytes of weights and optimizer state does each device hold?
 
@@ -152,8 +152,9 @@ for size in (8, 420):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 420 images two cores are faster than one, if no other program uses them. With 8 images they
-# are not, because feeding data and the all-reduce take as long as for a large batch.
+# With 420 images most of the step is work that two cores can share, so they are faster than one,
+# unless other programs use them, too. With 8 images they are not, because the fixed work of a step,
+# such as starting operations and the all-reduce, does not shrink with the batch.
 #
 # | | |
 # |---|---|
@@ -193,8 +194,6 @@ for name, value in ("shards", shards), ("gradients", gradients), ("weights", wei
 print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
 
 # %% [markdown]
-# Both copies of the weight took the same step.
-#
 # ## Proof
 #
 # Rounding in float32 could hide a mistake, so we train in float64. The last batch is uneven: one
@@ -227,13 +226,13 @@ print("training changed the first kernel:", apart(build().get_weights()[:1], one
 # %% [markdown]
 # ## Break it
 #
-# The weights are equal. Now we train the same model under the plain strategy. Only `fit.check`
-# warns us:
+# The weights are equal. Now we build the same model under the plain strategy, and ask `fit.check`
+# before we train:
 
 # %%
 with plain.scope():
     broken = build()
-for sentence in fit.check(broken, uneven, proof=False):
+for sentence in fit.check(broken, uneven, proof=False):  # looks, and compares no steps
     print(textwrap.fill(sentence, 88, subsequent_indent="  "))
 
 # %% [markdown]
@@ -324,10 +323,10 @@ checks.leaves_empty(leaves_empty)
 #
 # ## Compared with other ways
 #
-# One small Transformer trains in each way that the lessons bring: four blocks, 0.9 million weights,
-# 32 texts of 64 letters. A device **keeps** its weights and slots, and a step **adds** to them;
-# both are those of the fullest device. What **crosses** is counted over all devices, and **time**
-# is a multiple of the first line's, on two cores:
+# The lessons train one small Transformer in each way: four blocks, 0.9 million weights, 32 texts of
+# 64 letters. **Keeps** is the weights and the optimizer's state on the fullest device; **adds** is
+# what a step needs on top. **Crosses** is the sum over all devices. **Time** is a multiple of the
+# first line's, on two cores.
 #
 # [[ways]]
 #
@@ -335,6 +334,6 @@ checks.leaves_empty(leaves_empty)
 #
 # Paste the three lines, call `fit.check(model, data)` once, and time `fit` against one device. If
 # you gain little, enlarge the batch, and let `fit.check(model, data, rate_for=64)` propose a
-# learning rate if yours was found with a batch of 64. [[02]] finds out what else is slow.
+# learning rate if yours was found with a batch of 64.
 #
 # Next: [[next]].

@@ -7,7 +7,8 @@
 # of eight usual causes:
 #
 # ![A decision tree. What fit.explain lists leads to the causes 1 to 4. If it lists only the step
-# itself, a trace or a clock leads to the causes 5 to 8.](pictures/02_which_cause.svg)
+# itself, a trace or a clock leads to the causes 5 to 8, or to the exchange of
+# gradients.](pictures/02_which_cause.svg)
 #
 # ## The lines to paste
 #
@@ -63,18 +64,19 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # `fit.explain` runs some steps, then the same steps with one thing left out each time, and puts the
-# weights back. It found both. The training is **input-bound**: it waits for its data in every step.
-# Cure one cause, then ask again, because a wait may hide behind another one.
+# weights back. Where no other program runs, it lists both. The training is **input-bound**: it
+# waits for its data in every step.
 #
-# "The step itself" is what remains. A trace looks into it:
+# "The step itself" is a step without all of these. If the rows add up to less than the step, two
+# causes overlap: cure either, and ask again. A trace looks into the step itself:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
 # A device that did not work waited for another device, for a copy, for a free core, or for
-# *overhead*, the time between operations. In a healthy step devices wait for each other only
-# briefly.
+# *overhead*, the time between operations. With even shards no device should wait long for another.
+# Trace again before you believe a long wait: on cores, another program may have held a device up.
 #
 # ## The causes and their cures
 #
@@ -84,20 +86,21 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #    `num_parallel_calls`, and end with `prefetch`.
 # 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
 #    end, because `float(loss)` waits for the GPU.
-# 3. **New graphs.** TensorFlow makes a graph for each new shape and each new Python number. Keep to
-#    one batch size (`drop_remainder=True`), and pass tensors.
+# 3. **New graphs.** TensorFlow records a function as a graph, anew for each shape and each Python
+#    number. Keep to one batch size (`drop_remainder=True`), and pass tensors.
 # 4. **Eager code.** Python starts operations one by one. Use `@tf.function`, and compile without
 #    `run_eagerly=True`.
-# 5. **An idle device** "ran nothing". Nobody gave it work: use the three lines of [[01]].
+# 5. **An idle device** "ran nothing". Use the three lines of [[01]], or, for a compiled model,
+#    `fit.use(model, plan)`, after which `fit` trains it on all devices.
 # 6. **A small batch.** Starting operations and exchanging gradients take as long for a small batch
 #    as for a large one. Enlarge it.
-# 7. **A straggler**: one device has a larger shard, or is slower, and all others wait for it. Make
-#    shards even, or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
-# 8. **Variables on the host** cross in every step. Build the model in the scope of its strategy, or
-#    in `tf.device`.
+# 7. **A straggler** has a larger shard, or is slower, and all others wait for it. Make shards even,
+#    or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
+# 8. **Variables on the host** cross in every step: a trace's `bytes_between()` shows more than the
+#    batch. Build the model in the scope of its strategy, or in `tf.device`.
 #
-# A large model may also wait for the **exchange** of its gradients. Then the others wait for an
-# `AddN` or an `AllReduce`; a larger batch helps, because a step sends the same bytes for it. [Rarer
+# A large model may also wait for the **exchange** of its gradients. Then devices wait for an `AddN`
+# or an `AllReduce`; a larger batch helps, because a step sends the same bytes for it. [Rarer
 # causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
 # For cause 3 we count the graphs that four calls of a function make:
@@ -120,13 +123,13 @@ print("Python numbers:", graphs(same, rates), " tensors:", graphs(same, tensors)
 #
 # What would a cure gain? `whatif` predicts it by a replay of the traced step. Here are five
 # operations; an arrow is a result that the other device needs. On the first device, `c` needs `a`,
-# and `d` needs `c`:
+# and `d` needs `c`. An operation starts when its device is free and all that it needs is there.
 #
 # ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
 # to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
 # d.](pictures/02_five_operations.svg)
 #
-# An operation starts when its device is free and when all that it needs is there:
+# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look:
 
 # %%
 def replay(ops):
@@ -136,27 +139,24 @@ def replay(ops):
         ends[name] = free[device] = max([free.get(device, 0), *ready]) + seconds
     return max(ends.values())
 
-# %% [markdown]
-# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look:
-
 # %%
 five = {"a": ("first", 4, ""), "b": ("second", 6, "a"), "c": ("first", 2, "a"),
         "d": ("first", 3, "bc"), "e": ("second", 2, "d")}  # fmt: skip
-print("as it is:", replay(five), "s")
-for name, (device, seconds, needs) in five.items():
-    print(f"without {name}: {replay(five | {name: (device, 0, needs)}):2} s, it took {seconds}")
+without = replay(five | {"b": ("second", 0, "a")})
+print(f"as it is: {replay(five)} s. without b, which takes {five['b'][1]} s: {without} s")
 
 # %% [markdown]
-# The step takes 11 s without `b`, not 9, because `d` then waits for `c`. So you may gain less than
-# the time of an operation.
+# The step takes 11 s without `b`, not 9, because `d` then waits for `c`.
 #
 # ## Predict a cure
 #
 # Here is a step in which a **tower** on each device computes gradients, and one device, `home`,
-# averages them and updates the weights:
+# averages them and updates the weights. `towers.run` calls a function on each device, and
+# `towers.average` averages the results:
 
 # %%
-def make_step(where, home=plan.devices[0], sizes=None):
+def make_step(where, sizes=None):
+    home = plan.devices[0]
     with tf.device(home):
         model = lesson_02.model()
     weights = model.trainable_variables
@@ -183,17 +183,17 @@ def make_step(where, home=plan.devices[0], sizes=None):
 
 # %% tags=["nbval-ignore-output"]
 one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
-speed = 8e9 if plan.on_gpus else None  # bytes a second of the link; cores have none
+speed = 8e9 if plan.on_gpus else None  # bytes a second between devices; cores share a memory
 change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# Cores share a memory, so the measured gain is often smaller than the prediction.
+# The clock may see less, because cores share a memory, and may serve other programs, too.
 #
 # ## Break it
 #
-# Now the first device gets the largest shard (cause 7). What could even shards gain? `faster` asks
-# what the step takes if the first tower is as fast as with an even shard:
+# Now the first device gets a larger shard (cause 7). `whatif.faster` predicts the step if the first
+# tower were as fast as with an even shard. The bars are sums: first all work, then the waits.
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -203,31 +203,19 @@ print("shards:", sizes, whatif.explain(uneven[-1]), sep="\n")
 print(whatif.faster(uneven, "tower_0/", by=sizes[0] * len(plan) / len(x)))
 pair = {"even shards": traces(all_of_them)[-1], "uneven shards": uneven[-1]}
 for name, step in pair.items():
-    axes = charts.blame(step, shown=99)
+    axes = charts.blame(step, shown=3)
     axes.set_title(name, loc="left")
     axes.set_xlim(0, 1e3 * max(each.length for each in pair.values()))
     plt.show()
 
 # %% [markdown]
-# In each bar all work comes first, then the waits. With uneven shards the others mostly wait for
-# the first device; with even shards they work. `whatif.explain` names the straggler, but not the
-# reason.
-#
-# How do you notice cause 8? The host sends more than the batch, so we count what crosses:
-
-# %%
-batch = x.numpy().nbytes + y.numpy().nbytes
-for name, home in (("at home", plan.devices[0]), ("on the host", plan.host)):
-    _, step = trace.function_step(make_step(plan.devices[:1], home=home), x, y)
-    for (a, b), size in step.bytes_between().items():
-        print(f"{name:12} {a} -> {b} {size / batch:4.0%} of the bytes of a batch")
-
-# %% [markdown]
-# With variables on the host, the weights cross, too, and all gradients go back.
+# With uneven shards the others mostly wait for the first device; with even shards they work.
+# `whatif.explain` names the straggler, but not the reason. If the prediction is far from the step
+# with even shards, another program has disturbed one of the two.
 #
 # ## Proof
 #
-# A step that skips work is faster, too. So check that a cure leaves the losses as they were:
+# A step that skips work is faster, too. So check that the losses stay as they were:
 
 # %%
 def losses(**settings):
@@ -236,10 +224,10 @@ def losses(**settings):
 
 
 alone = losses(where=plan.devices[:1])
-others = {"all": {}, "uneven": {"sizes": sizes}, "on the host": {"home": plan.host}}
+others = {"all": {}, "uneven": {"sizes": sizes}}
 for name, settings in others.items():
     off = max(abs(a / b - 1) for a, b in zip(losses(**settings), alone))
-    print(f"{name:12} agrees with one device to one part in a thousand: {off < 1e-3}")
+    print(f"{name:7} agrees with one device to one part in a thousand: {off < 1e-3}")
 
 # %% [markdown]
 # | | |
@@ -250,9 +238,9 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# > Keras compiles with XLA on one GPU. If several GPUs train without it, they first have to make up
-# > for that loss; `fit.explain` tells you. XLA takes seconds for each new graph (cause 3). A step
-# > of short operations takes as long as the host needs to start them (cause 6).
+# > Keras compiles with XLA, a compiler, on one GPU. If several GPUs train without it, they first
+# > have to make up for that loss; `fit.explain` tells you. XLA takes seconds for each new graph
+# > (cause 3).
 #
 # ## On your own
 #
@@ -278,10 +266,12 @@ def replay_over(ops, link):
 checks.replay_over_link(replay_over)
 
 # %% [markdown]
-# **2.** `lesson_02.patient()` returns a compiled Keras model and its data. Three of the eight
-# causes slow its training down: put their numbers into `causes`. Then write `treat(model, data)`.
-# It returns a function that makes one pass over the data without the three causes, and changes the
-# weights as `lesson_02.fit(model, data)` does.
+# **2.** `model, data = lesson_02.patient()` gives a compiled Keras model and its data. Three of the
+# eight causes slow its training down: put their numbers into `causes`. Ask `fit.explain`, cure what
+# it lists, and ask again. Then trace a step in a block of `tf.device(plan.devices[0])`, where the
+# model trains. Now write `treat(model, data)`. It returns a function that makes one pass without
+# the three causes, and changes the weights as `lesson_02.fit(model, data)` does. No pass but the
+# first may read the data.
 
 # %% tags=["exercise"]
 causes = {0}

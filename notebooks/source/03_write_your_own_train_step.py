@@ -2,14 +2,14 @@
 # # Write your own train step
 #
 # You have a Keras model with a `train_step` of your own, such as a GAN, and two GPUs. Under
-# TensorFlow's `MirroredStrategy` it does not start, or it trains with gradients that are twice as
-# large as they should be, and no error says so.
+# TensorFlow's `MirroredStrategy` it stops with "Model GAN does not have a `call()` method", or it
+# trains with gradients that are twice as large as they should be, and no error says so.
 #
 # **In this lesson** three lines train a GAN on both devices as on one, and you learn which losses
 # devices can share, and how to tell `fit` what a loss of yours is.
 #
-# ![Device 0 has three examples with a mean of 2, device 1 has one with 10. They count by three
-# quarters and one quarter, which gives 4.](pictures/03_shares.svg)
+# ![The first device has three examples with a mean of 2, the second has one with 10. They count by
+# three quarters and one quarter, which gives 4.](pictures/03_shares.svg)
 #
 # Each device has a copy of the model, its **replica**, and runs your step on its part of the batch.
 # A mean that it takes there has to count by its share of the examples. `fit.strategy` sees to that.
@@ -35,7 +35,6 @@ plan
 
 # %%
 import textwrap
-from collections import Counter
 from functools import partial
 
 import keras
@@ -43,8 +42,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, trace
-from mgpu_helpers.lessons import digits
+from mgpu_helpers import fit, trace
+from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_03 as checks
 from mgpu_helpers.lessons.state import apart
 
@@ -54,7 +53,8 @@ layers = keras.layers
 # ## A GAN on both devices
 #
 # A **generator** makes images out of noise. A **discriminator** gives each image a score, which is
-# high if it takes the image for a real one. Each network has its own tape, loss and optimizer.
+# high if it takes the image for a real one. `fit` calls `train_step` with each batch. A **tape**
+# records what is computed, to give gradients. Each network has its own tape, loss and optimizer.
 # `softplus(-score)` is small if the score is high:
 
 # %%
@@ -88,17 +88,15 @@ def build(width=256):
                                 layers.Dense(1)]}  # fmt: skip
     gan = GAN(*[keras.Sequential(stack, name=name) for name, stack in stacks.items()])
     rates = {"generator": 1e-3, "discriminator": 1e-4}
+    # the optimizers
     gan.rules = {name: keras.optimizers.Adam(rate) for name, rate in rates.items()}
     gan.compile(jit_compile=False)  # XLA would compute in another order, and we compare
     return gan
 
-# %% [markdown]
-# The noise comes with the data. If the step drew it, the replicas would draw other numbers than one
-# device. That trains as well, but we could not compare the two.
-
 # %%
 images, _ = digits.load(1024)
 images = images.reshape(1024, 784)
+# if the step drew the noise, replicas would draw other numbers than one device, and we compare
 noise = np.random.default_rng(0).normal(size=(1024, 16)).astype("float32")
 with fit.strategy(plan).scope():
     gan = build()
@@ -106,27 +104,24 @@ history = gan.fit(images, noise, batch_size=256, shuffle=False, epochs=3, verbos
 print({name: np.round(values, 1) for name, values in history.items()})
 
 # %% [markdown]
-# The discriminator's loss falls while the generator keeps up with it. Now we trace a step of 1,024
+# The discriminator's loss falls, and the generator's stays where it is. Now we trace a step of all
 # images, and draw which network each device computed and when:
 
 # %% tags=["varies", "cover"]
 steps = [trace.fit_step(gan, (images, noise)) for _ in range(3)]
 step = min(steps, key=lambda step: step.length)  # the least disturbed
-charts.timeline(step, by="layer", layers=["generator", "discriminator"])
+drawings.networks(step, "generator", "discriminator")
 plt.show()
 
-# %%
-print(sorted(Counter(op.device for op in step.ops if "MatMul" in op.type).items()))
-
 # %% [markdown]
-# Both devices compute both networks at the same time, each for its half of the images, with 21
-# matrix products each. Between the two tapes they wait for each other and exchange gradients.
+# Both devices compute both networks, each for its half of the images. After each tape they wait for
+# each other and exchange gradients.
 #
 # ## By hand
 #
 # `MirroredStrategy` adds up the gradients of all replicas, whatever the loss is. When is that
 # right? Suppose that four examples have the losses 1, 2, 3 and 10, and that the first replica has
-# three of them. Here are four ways to make one number of them. The third way leaves out the second
+# three of them. Here are four ways to make one number of them. The third leaves out the second
 # example, as a mask would. What holds for these losses holds for their gradients:
 
 # %%
@@ -139,20 +134,20 @@ ways = {
 }
 
 # %%
-print("                three  one    all")
+print("                three    one  added    all")
 for name, way in ways.items():
     found = [way(losses[rows], counted[rows]) for rows in (slice(3), slice(3, 4), slice(4))]
-    print(f"{name:15} {found[0]:5.2f} {found[1]:6.2f} {found[2]:6.2f}")
+    numbers = found[0], found[1], found[0] + found[1], found[2]
+    print(f"{name:15}", *[f"{number:6.2f}" for number in numbers])
 
 # %% [markdown]
-# Only the sums, 6 and 10, add up to the sum of all four, 16. The means have to count by their
-# shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of three counted
-# examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such shares.
+# Only the sums add up to that of all four. The means give 12 in place of 4. They have to count by
+# their shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of three
+# counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such shares.
 #
-# `fit` has to know which of these a loss is. It knows Keras's own losses. For any other, it
-# computes the value for two parts of the first batch and for both together, before the first
-# update. If it finds neither a mean nor a sum, it refuses to train. Then you say in the step what
-# the loss is:
+# `fit` has to know which of these a loss is. It knows Keras's own. Of any other it computes three
+# values before the first update: for two parts of the first batch, and for both together. If they
+# fit neither a mean nor a sum, it refuses, and you say in the step what the loss is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
@@ -259,15 +254,14 @@ print(f"first loss: {after['contrast'][0]:.2f}")
 print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 
 # %% [markdown]
-# Now each replica takes a mean over its own images, each compared with all 64, and `fit` finds out
-# that this is a mean. On one device `all_gather` returns what it is given, so the step stays the
-# same.
+# Now each replica compares its own images with all 64 and takes a mean of its own, so `fit` finds a
+# mean. On one device `all_gather` changes nothing.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a step needs two optimizers, or a loss that `compile` cannot express |
-# | **It costs** | one more trace before the first step; exchanges of gradients and rows |
-# | **Instead** | `compile` with a loss; or `fit.use(model, plan)`, which takes any loss |
+# | **It costs** | the graph of the step, made once more, and exchanges in each step |
+# | **Instead** | `compile` with a loss, or `fit.use(model, plan)`, with losses of the whole batch |
 #
 # ## On GPUs
 #
@@ -280,7 +274,8 @@ print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 #
 # **1.** Write `weighted(losses, weights)`, which a step calls: the mean of `losses` in which each
 # counts by its entry in `weights`. Its gradient on all devices has to be that of one device, even
-# if all weights of a replica are 0. `tf.math.divide_no_nan` returns 0 for a division by 0.
+# if all weights of a replica are 0. The `count` of `fit.loss` may be a sum of weights, and
+# `tf.math.divide_no_nan` returns 0 for a division by 0.
 
 # %% tags=["exercise"]
 def weighted(losses, weights):
@@ -323,8 +318,8 @@ checks.kind(kind)
 # %% [markdown]
 # ## What we saw
 #
-# - Three lines trained a GAN on both devices, with 21 matrix products on each. Its weights were
-#   less than 1e-12 from those of one device.
+# - Three lines trained a GAN on both devices. Its weights were less than 1e-12 from those of one
+#   device.
 # - Means of 2.00 and 10.00 make 4.00 if each counts by its share of the examples.
 # - A contrastive loss of 3.61 was 2.94 under `MirroredStrategy`. `fit.strategy` refused it, and
 #   with `all_gather` the weights were those of one device.

@@ -134,7 +134,9 @@ def blame(
     _finish(ax, step, "How long each device worked and waited", "" if told else "waits not known",
             "added up, not in order: ms of the step")  # fmt: skip
     if len(known) > 1:
-        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+        pairs = sorted(zip(*ax.get_legend_handles_labels(), strict=True),
+                       key=lambda pair: (not pair[1].startswith("waits"), pair[1]))  # fmt: skip
+        ax.legend(*zip(*pairs, strict=True), loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     write(ax, boxes)
     return ax
 

@@ -414,11 +414,32 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
             return "backward"
         return "forward" if model.name in op.name else "other"
 
+    return _in_two_shades(step, name, ("forward", "backward"), ax)
+
+
+def networks(step: Trace, dark: str, light: str, ax: Any = None) -> Any:
+    """Draw when each device computed either of two networks, forward or backward, or waited.
+
+    What runs on the host is left out.
+    """
+    from mgpu_helpers.trace.layers import layer
+
+    def name(op: Op) -> str:
+        found = layer(op.name, (dark, light), 1)
+        return found if found in (dark, light) else "other"
+
+    return _in_two_shades(step, name, (dark, light), ax)
+
+
+def _in_two_shades(
+    step: Trace, name: Callable[[Op], str], names: tuple[str, str], ax: Any = None
+) -> Any:
+    """Draw what has the first name dark, what has the second pale, and waits hatched."""
     step = _without_host(step)
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
-    boxes = []
+    boxes, (dark, light) = [], names
     for device, (low, high), bars in bars_of(step, name):
-        shades = {"forward": colour(device), "backward": pale(colour(device)), "other": HOST}
+        shades = {dark: colour(device), light: pale(colour(device)), "other": HOST}
         for bar in bars:
             place = bar.start, bar.end - bar.start
             ax.broken_barh([place], (low, high), facecolor=shades[bar.name], edgecolor="white",
@@ -430,7 +451,7 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
                            edgecolor="#bbbbbb", hatch="//", linewidth=0.5)  # fmt: skip
     rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
     ax.set_xlim(0, 1e3 * step.length)
-    title = "Dark: forward. Pale: backward. Grey: other work. Hatched: may be waiting"
+    title = f"Dark: {dark}. Pale: {light}. Grey: other work. Hatched: may be waiting"
     label(ax, title, "time in the step, ms")
     write(ax, boxes, size=8)
     return ax
@@ -443,12 +464,11 @@ def steps(
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
     A bar of half the height ran, for a tenth of it or more, while another of the same device did.
-    `line` says in the legend what the lines are, or "" for no lines; gradients as small as those
-    of biases have none.
-    With `last` there is one line, where the last gradient has been added. With `numbered` a
-    device's convolutions have numbers, in the order of their starts, and the lines are short,
-    between the rows of devices. Each step has a row for each of `devices`, or for those that
-    computed a convolution.
+    `line` says in the legend what the lines are, or "" for no lines; small sums, as of biases,
+    have none. With `last` there is one line, where the last gradient has been added. With
+    `numbered` a device's convolutions have numbers, in the order of their starts, on the left of
+    what is too narrow for one, and the lines are short, between the rows of devices. Each step has
+    a row for each of `devices`, or for those that computed a convolution.
     """
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
@@ -460,7 +480,8 @@ def steps(
     boxes, row = [], 0.0
     for (title, step), places in zip(traces.items(), computed, strict=True):
         took = f"{1e3 * step.length:.{int(step.length < 0.01)}f} ms"
-        note(ax, f"{title}: {took}", (0, row + 0.3), (4, 0), weight="bold", va="bottom")
+        ax.text(0.006, row + 0.3, f"{title}: {took}", weight="bold", va="bottom",
+                transform=ax.get_yaxis_transform())  # fmt: skip
         for number, device in enumerate(places, 1):
             names[row + number] = device
             starts = sorted(op.start for op in step.ops if _convolves(op) and op.device == device)
@@ -476,7 +497,10 @@ def steps(
                     boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if line and len(places) > 1:
             sums = [op for op in step.ops if _adds_up(op)]
-            least = 0 if last else max((op.bytes for op in sums), default=0) / 100
+            if numbered:  # and none that adds up what one replica has made
+                ends = {*_sums(step)}
+                sums = [op for op in sums if op.end in ends or "Reduce" in op.type]
+            least = 0 if last else max((op.bytes for op in sums), default=0) / 10
             added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
             added = added[-1:] if last else added
             gaps = [(row + n + 0.36, row + n + 0.64) for n in range(1, len(places))]
@@ -484,7 +508,7 @@ def steps(
                 ax.vlines(added, low, high, color=DARK, linewidth=1.6 if numbered else 1.2)
         row += len(places) + 1
     ax.set_yticks([*names], [*names.values()])
-    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1e3 * max(step.length for step in traces.values())))
+    ax.set(ylim=(row - 0.4, 0), xlim=(0, 1005 * max(step.length for step in traces.values())))
     shades = [colour(device) for device in dict.fromkeys(names.values())]
     handles: list[Any] = [
         tuple(Patch(color=shade, alpha=alpha, lw=0) for shade in shades) for alpha in (1, 0.4)
@@ -496,10 +520,22 @@ def steps(
     ax.legend(handles, words, loc="lower left", ncols=3, bbox_to_anchor=(0, 1), frameon=False,
               handler_map={tuple: HandlerTuple(ndivide=None, pad=0)})  # fmt: skip
     label(ax, "", "time in the step, ms")
-    room = text_sizes(ax, (box[4] for box in boxes), 8)
+    room = text_sizes(ax, (text for box in boxes for text in (box[4], box[4].split(" ")[0])), 8)
     boxes = [(*box[:4], box[4] if room[box[4]][0] < box[2] else box[4].split(" ")[0], box[5])
              for box in boxes]  # fmt: skip
-    write(ax, boxes, size=8, upright=True)
+    thin = [box for box in boxes if box[4].isdigit() and room[box[4]][0] >= box[2]]
+    write(ax, [box for box in boxes if box not in thin], size=8, upright=True)
+    tight = [box for box in thin if 0.55 * room[box[4]][0] < box[2]]  # with no room around it
+    for left, low, wide, high, word, ink in tight:
+        ax.text(left + wide / 2, low + high / 2, word, size=7, color=ink, ha="center", va="center")
+    begun: dict[float, list[Any]] = defaultdict(list)  # by row: texts, where their box ends
+    for left, low, wide, high, word, _ in sorted({*thin} - {*tight}):
+        if begun[low] and left - begun[low][-1][1] < room[word][0]:  # no room between the two
+            text = begun[low].pop()[0]
+            text.set_text(f"{text.get_text()}{word} ")
+        else:
+            text = ax.text(left, low + high / 2, f"{word} ", size=8, ha="right", va="center")
+        begun[low].append((text, left + wide))
     return ax
 
 
