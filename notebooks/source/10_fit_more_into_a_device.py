@@ -119,7 +119,7 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
-# | **Use it when** | a smaller batch fits | small pieces do not fit, or are slow | fewer digits suffice |
+# | **Use it when** | a smaller batch fits | pieces are slow or do not fit | fewer digits suffice |
 # | **It costs** | smaller products | up to one more forward pass | 7 digits become 2 or 3 |
 # | **Instead** | the smaller batch | more pieces, if they fit | the other two |
 #
@@ -307,8 +307,8 @@ checks.drop(drop)
 #
 # ## Compared with other ways
 #
-# Neither way touches what the device keeps. [[01]] explains the columns; in
-# brackets is the number of devices:
+# Neither way touches what the device keeps. [[01]] explains the columns; in brackets
+# is the number of devices:
 #
 # [[ways]]
 #
