@@ -290,8 +290,8 @@ for name, run in runs.items():
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# Owners cost no more traffic than towers: each weight crosses once, and its gradient once. They save
-# less than half here, because copies, gradients and activations come on top within a step. All at
+# Owners cost no more traffic than towers: each weight crosses once, and its gradient once. But they
+# save less than half, because copies, gradients and activations come on top within a step. All at
 # once, copies add up to all weights. Layer by layer, a device holds its own and one copy. Then each
 # weight crosses twice, except the first, because no gradient of the images is needed. `fit.use`
 # does not offer this step.
