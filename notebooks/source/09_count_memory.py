@@ -44,6 +44,7 @@ import gc
 
 import keras
 import matplotlib.pyplot as plt
+import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import charts, memory, trace
@@ -224,28 +225,31 @@ def peak(kept, batch):
 checks.peak_of_a_stack(peak)
 
 # %% [markdown]
-# **2.** `train(step, steps)` calls `step()`, which returns a loss and its tape. Change `train` so
-# that it returns the losses as a list of numbers, and so that no tape of an earlier step is alive
-# when the next step begins.
+# **2.** `train(step, steps)` calls `step()`, which returns a loss and its tape. You want to look at
+# the worst step. Change `train` so that it returns the losses as a list of numbers, and the tape of
+# the largest loss. When a step begins, only the tape of the largest loss so far may be alive.
 
 # %% tags=["exercise"]
 def train(step, steps):
-    return [step() for _ in range(steps)]
+    losses, tapes = zip(*[step() for _ in range(steps)])
+    return [*map(float, losses)], tapes[int(np.argmax(losses))]
 
 
-checks.lets_go(train)
+checks.keeps_one(train)
 
 # %% tags=["solution"]
 def train(step, steps):
-    losses = []
+    losses, worst = [], None
     for _ in range(steps):
         loss, tape = step()
         losses.append(float(loss))
+        if losses[-1] == max(losses):
+            worst = tape
         del tape  # or it would live until the next step has made another
-    return losses
+    return losses, worst
 
 
-checks.lets_go(train)
+checks.keeps_one(train)
 
 # %% [markdown]
 # ## What we saw
