@@ -127,8 +127,8 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # and none of the three helps; [[11]] or [[12]] does.
 #
 # Each piece counts by its share of the examples, so the gradients add up to that of the batch, as
-# they did in [[01]]. BatchNormalization sees one piece at a time and computes other numbers;
-# `fit.use` warns of that.
+# those of replicas did in [[01]]. BatchNormalization sees one piece at a time and computes other
+# numbers; `fit.use` warns of that.
 #
 # ## Recomputation by hand
 #
@@ -307,8 +307,8 @@ checks.drop(drop)
 #
 # ## Compared with other ways
 #
-# Neither way touches what the device keeps. [[01]] explains the columns; in brackets
-# is the number of devices:
+# Neither way touches what the device keeps. [[01]] explains the columns; in brackets is the
+# number of devices:
 #
 # [[ways]]
 #
