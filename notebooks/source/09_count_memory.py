@@ -28,7 +28,8 @@
 # ```
 #
 # `model` is your compiled Keras model. Both lines count from the graph of the step, and nothing is
-# trained.
+# trained. On a GPU, compile the model with `jit_compile=False`: else Keras has XLA, TensorFlow's
+# compiler, rebuild the step, which changes the peak.
 #
 # **You need** [[00]].
 
@@ -43,6 +44,7 @@ import gc
 
 import keras
 import matplotlib.pyplot as plt
+import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import charts, memory, trace
@@ -76,16 +78,16 @@ print("largest batch in 1 GB:", memory.fits(model, 1e9))
 # %% [markdown]
 # Nearly everything is **activations**. Here the outputs' gradients are counted among them.
 # **Slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients" are
-# those of the weights.
+# those of the weights, and none of them is held at the counted peak.
 #
 # The prediction has a range, because a real step may run its operations in another order.
 # `memory.fits` counts with its upper end.
 #
 # ## Is it true?
 #
-# A trace of a real step lists every tensor made and freed. Of three steps we take the one that held
-# least, because it ran in the picture's order. `scratch=False` leaves out what an operation borrows
-# only while it runs:
+# A trace of a real step lists every tensor made and freed. TensorFlow may run operations in another
+# order than the picture's, and then a step holds more. So we trace three steps and take the one
+# that held least. `scratch=False` leaves out what an operation borrows only while it runs:
 
 # %%
 images, labels = digits.load(512)
@@ -104,9 +106,9 @@ drawings.within(charts.live_bytes(step, by="tensor"), predicted)
 plt.show()
 
 # %% [markdown]
-# Before the dashed line the curve climbs with each output. After it, each layer adds a gradient and
-# frees its own output. The peak comes near the end, because the first layers have the largest
-# outputs.
+# Before the dashed line the curve climbs with each output. On a CPU a pool also keeps a second,
+# smaller tensor, which has no name here. After the line, each layer adds a gradient and frees its
+# own output. The peak comes near the end, because the first layers have the largest outputs.
 #
 # ## It does not fit: what now
 #
@@ -120,9 +122,9 @@ for way in advice.ways:
     print(f"{fits} {way.name:31}{memory.size_text(way.held):>8}  {way.write}")
 
 # %% [markdown]
-# The remedies that fit halve the activations: they take half of the batch at a time, or half of the
-# bytes for each number. Weights and slots, the "state", are too small here to matter. Take `fit`
-# from `mgpu_helpers`; [[10]] explains it.
+# The remedies that fit halve the activations: half of the batch on a device at a time, or half of
+# the bytes for each number. Weights and slots, the "state", are too small here to matter. `fit`
+# comes from `mgpu_helpers`; [[10]], [[11]] and [[12]] explain its options.
 #
 # | | `memory.predict`, `fits` and `plan` |
 # |---|---|
@@ -182,8 +184,8 @@ plt.show()
 
 # %% [markdown]
 # The numbers take next to no memory. With the tapes the curve climbs in every step, until the list
-# is dropped or memory runs out. On a GPU look at the curve of `/GPU:0`, "handed out". How many
-# tapes are still alive?
+# is dropped or memory runs out. On a GPU look at "/GPU:0, handed out", the memory that TensorFlow
+# gave to tensors. How many tapes are still alive?
 
 # %%
 gc.collect()
@@ -195,10 +197,8 @@ print(alive, "tapes are alive after", len(history), "steps")
 #
 # ## On GPUs
 #
-# > Keras compiles `fit` with XLA on a GPU, and then a step has another peak. The count holds only
-# > with `jit_compile=False`, as here. Leave a tenth of the GPU free, because the CUDA context and
-# > the workspaces of its libraries, a few hundred megabytes, are not counted. The first step may
-# > hold far more for a moment.
+# > Leave a tenth of the GPU free, because the CUDA context and the workspaces of its libraries, a
+# > few hundred megabytes, are not counted. The first step may hold far more for a moment.
 #
 # ## On your own
 #
@@ -225,28 +225,31 @@ def peak(kept, batch):
 checks.peak_of_a_stack(peak)
 
 # %% [markdown]
-# **2.** `train(step, steps)` calls `step()`, which returns a loss and its tape. Change `train` so
-# that it returns the losses as a list of numbers, and so that no tape of an earlier step is alive
-# when the next step begins.
+# **2.** `train(step, steps)` calls `step()`, which returns a loss and its tape. You want to look at
+# the worst step. Change `train` so that it returns the losses as a list of numbers, and the tape of
+# the largest loss. When a step begins, only the tape of the largest loss so far may be alive.
 
 # %% tags=["exercise"]
 def train(step, steps):
-    return [step() for _ in range(steps)]
+    losses, tapes = zip(*[step() for _ in range(steps)])
+    return [*map(float, losses)], tapes[int(np.argmax(losses))]
 
 
-checks.lets_go(train)
+checks.keeps_one(train)
 
 # %% tags=["solution"]
 def train(step, steps):
-    losses = []
+    losses, worst = [], None
     for _ in range(steps):
         loss, tape = step()
         losses.append(float(loss))
+        if losses[-1] == max(losses):
+            worst = tape
         del tape  # or it would live until the next step has made another
-    return losses
+    return losses, worst
 
 
-checks.lets_go(train)
+checks.keeps_one(train)
 
 # %% [markdown]
 # ## What we saw

@@ -8,9 +8,9 @@
 #
 # | the line to paste | what it does | our step holds |
 # |---|---|---|
-# | `fit.use(model, pieces=4)` | **accumulation** | about a third |
-# | `fit.use(model, recompute=True)` | **recomputation** | about a third |
-# | `keras.config.set_dtype_policy("mixed_bfloat16")` | **mixed precision** | over a half |
+# | `fit.use(model, pieces=4)` | **accumulation** | about 30 % |
+# | `fit.use(model, recompute=True)` | **recomputation** | about 30 % |
+# | `keras.config.set_dtype_policy("mixed_bfloat16")` | **mixed precision** | about 60 % |
 #
 # Accumulation takes the batch in **micro-batches** and updates the weights once. Recomputation, or
 # gradient checkpointing, computes activations twice instead of keeping them. Mixed precision keeps
@@ -70,7 +70,7 @@ models["recomputed"] = fit.use(build(), recompute=True)
 models["in bfloat16"] = build("mixed_bfloat16")
 
 # %% [markdown]
-# Each curve shows what the device holds in a step of 1024 digits, beside batch and weights:
+# Each curve shows what a step of 1024 digits adds to the device; batch and weights are not counted:
 
 # %% tags=["varies", "cover"]
 with tf.device(device):
@@ -78,15 +78,18 @@ with tf.device(device):
 drawings.hills(steps, device)
 
 # %% [markdown]
-# A step holds mostly **activations**, which the forward pass leaves for the backward pass.
+# The forward pass leaves **activations** for the backward pass. There the curve climbs on, because
+# gradients of outputs come on top, and TensorFlow frees many of them late.
 #
-# - Accumulated, each micro-batch makes a hill. Between two hills the sum of gradients is kept.
+# - Accumulated, each micro-batch makes a hill. Between two hills the sum of gradients is kept. Only
+#   in the first are gradients of outputs freed late, so it may be higher.
 # - Recomputed, each part of the network makes a hill, the last part first. Every other part runs
 #   forward a second time before it runs backward.
 # - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
 #
-# Assume that 10 MB are free beside the batch. Which step fits, weights included? Does it compute
-# more? `graph.flops` counts the additions and multiplications of matrix products:
+# Assume that 10 MB are free for the weights and what a step adds. Which step fits? Does it compute
+# more? A backward pass computes about as much as two forward passes, so a step is nearly three.
+# `graph.flops` counts the additions and multiplications of matrix products:
 
 # %%
 weights = 4 * models["as it is"].count_params()
@@ -103,48 +106,29 @@ for name, step in steps.items():
 #
 # ## Ask before you run
 #
-# `memory.plan` estimates all this before a step runs. In brackets is the range over possible orders
-# of operations; *fits* says "perhaps" if only a part of it fits:
+# `memory.plan` estimates all this before a step runs. Call it before `fit.use`. In brackets is the
+# range over possible orders of operations; "perhaps" means that the step fits in only some of them.
+# `work` is relative to the step as it is, and `crosses` is what moves to or from the device:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
-# Six pieces surely fit, but small pieces leave a GPU idle, and a trace, as above, shows that four
-# fit, too. For the last row see [[11]].
+# Six pieces fit in any counted order. The trace above shows that four fit, too, and larger pieces
+# keep a GPU busier. The last row is for [[11]].
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
-# | **Use it when** | a smaller batch fits | even a small batch does not | fewer digits do no harm |
+# | **Use it when** | a smaller batch fits | pieces are slow or do not fit | fewer digits suffice |
 # | **It costs** | smaller products | up to one more forward pass | 7 digits become 2 or 3 |
-# | **Instead** | the smaller batch | more pieces | the other two |
+# | **Instead** | the smaller batch | more pieces, if they fit | the other two |
 #
 # If the weights are large and the batch is small, a step holds mostly weights and their gradients,
-# and none of the three helps. Go on with [[11]] or [[12]].
+# and none of the three helps; [[11]] or [[12]] does.
 #
-# ## Accumulation by hand
-#
-# The gradient of a batch is a mean, so we may take it piece by piece, if each piece counts by its
-# share of the examples. The loss here is the mean of (w·x)², with w = 1 and x = 1, 2, 3, 4, 5:
-
-# %%
-weight, batch = tf.Variable(1.0), tf.range(1.0, 6.0)
-
-
-def gradient_of(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean((weight * x) ** 2)
-    return tape.gradient(loss, weight)
-
-# %%
-pieces = tf.split(batch, [3, 2])
-added = sum(len(piece) / 5 * gradient_of(piece) for piece in pieces)
-alike = sum(gradient_of(piece) / 2 for piece in pieces)
-print(f"whole batch {gradient_of(batch):.2f}, pieces {added:.2f}, counted alike {alike:.2f}")
-
-# %% [markdown]
-# The pieces add up to the gradient of the whole batch, but not if uneven pieces count alike.
-# BatchNormalization sees one piece at a time and computes other numbers; `fit.use` warns of that.
+# Each piece counts by its share of the examples, so the gradients add up to that of the batch, as
+# those of replicas did in [[01]]. BatchNormalization sees one piece at a time and computes other
+# numbers; `fit.use` warns of that.
 #
 # ## Recomputation by hand
 #
@@ -224,15 +208,15 @@ for kind in [tf.float32, tf.bfloat16, tf.float16]:
     print(f"{kind.name:9} {kind.size} bytes  {third:.7f}  {tiny:.1e}  {large:.0f}")
 
 # %% [markdown]
-# A bfloat16 has two or three digits. A float16 has one more, but small numbers become 0, and large
+# A bfloat16 has two or three digits. A float16 has one more, but small numbers become 0 and large
 # ones infinite. So Keras scales the loss under `mixed_float16` ([2017](../docs/sources.md#mixed)).
 # "Mixed" means that weights stay in float32, because an update is often too small to change a
-# bfloat16. Only your metric tells whether your model bears fewer digits.
+# bfloat16.
 #
 # ## Proof
 #
-# Accumulation and recomputation should change no weight. We train two steps in float64, where
-# rounding hides no mistake:
+# Accumulation and recomputation should give the weights of plain training. We train two steps in
+# float64, where rounding hides no mistake:
 
 # %%
 def trained(model):
@@ -268,8 +252,7 @@ print("gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 # ## On GPUs
 #
 # > `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), `mixed_float16`
-# > from Volta on (V100, T4). XLA, with which Keras compiles there, would change the peaks above, so
-# > it is off here (`jit_compile=False`).
+# > from Volta on (V100, T4). XLA, which would change the peaks above, is off here as in [[09]].
 #
 # ## On your own
 #
@@ -324,7 +307,8 @@ checks.drop(drop)
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]], on one device. Neither way touches what the device keeps:
+# Neither way touches what the device keeps. [[01]] explains the columns; in brackets is the
+# number of devices:
 #
 # [[ways]]
 #

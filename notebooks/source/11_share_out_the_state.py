@@ -22,7 +22,7 @@
 # model = fit.use(model, plan, state="owners")  # with one GPU: state="host"
 # ```
 #
-# `fit.use` takes any built model. With `state="host"`, the host keeps all weights.
+# `fit.use` takes any built model. With `state="host"`, the host keeps all weights and slots.
 #
 # **You need** [[09]] and [[07]].
 
@@ -90,16 +90,16 @@ show(model, model.fit(**train))
 # ## Count first
 #
 # In float32 a parameter needs 4 bytes of weight, 4 of gradient and 8 of slots. The paper *ZeRO*
-# ([2020](../docs/sources.md#zero)) has three stages: stage 1 shares out the slots over n devices,
-# stage 2 also the gradients, and stage 3 also the weights. Here are the bytes a parameter on each
-# device, with the stage in brackets:
+# ([2020](../docs/sources.md#zero)) has three stages, which are not parts of a network as in [[12]]:
+# stage 1 shares out the slots over n devices, stage 2 also the gradients, and stage 3 also the
+# weights. Here are the bytes a parameter on each device, with the stage in brackets:
 
 # %%
 def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
     return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
 
 
-for n in [1, 2, 4, 8]:
+for n in [2, 4, 8]:
     print(f"n = {n}:", *[f"({stage}) {sum(parts(n, stage)):4.1f} " for stage in range(4)])
 
 # %% [markdown]
@@ -109,7 +109,7 @@ for n in [1, 2, 4, 8]:
 #
 # `owners` takes the largest weight first, and gives each weight to the device that has the fewest
 # parameters so far. `begin` then makes each weight on its owner, and there also an Adam for this
-# weight alone:
+# weight alone. `at_rest` adds up the bytes on each device:
 
 # %%
 def owners(sizes, places):
@@ -146,9 +146,9 @@ for device in plan.devices:
 # ## A step by hand
 #
 # `scores` computes our network from a list of weights. At the start of a step, each device fetches
-# the weights of the other owners. In the end every device has all of them, so this is an
-# **all-gather**. In `cores` mode all devices share one memory, so `Snapshot` makes the copy that a
-# GPU would receive. A **tower** computes the gradients of its device's share of the batch:
+# the weights of the other owners. Then every device has all of them; this is an **all-gather**. In
+# `cores` mode all devices share one memory, so `Snapshot` makes the copy that a GPU would receive.
+# A **tower** computes the gradients of its device's share of the batch:
 
 # %%
 def scores(weights, h):
@@ -191,11 +191,11 @@ def train_step(state, places, x, y, tower=tower_all, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# Between steps, a device now keeps what it keeps in stage 3. But within a step it comes to hold all
-# weights, as in stage 2. In stage 3, it fetches the weight of a layer when it computes this layer
-# forward, and again when it computes the layer backward:
+# Between steps, a device now keeps only its own weights, but within a step it collects all of them.
+# In ZeRO's stage 3 it fetches a layer's weight to compute the layer forward, drops it, and fetches
+# it again for the backward pass:
 #
-# ![In stage 2 a device may have both copies from the start, in stage 3 one at a
+# ![All at once, a device may have both copies from the start; layer by layer, it has one at a
 # time.](pictures/11_one_copy.svg)
 #
 # TensorFlow starts an operation as soon as its inputs are there, so it could fetch all weights at
@@ -285,13 +285,16 @@ print("with owners the fullest device holds below 90 % of towers:", share < 0.9)
 
 # %% tags=["varies", "cover"]
 for name, run in runs.items():
-    print(f"{name:14} a device holds up to {share_of_weights(*run):.0%} of the weights")
+    print(f"{name:14} a device holds up to {share_of_weights(*run):.0%} of the weights,",
+          f"and {fullest(*run) / 1e6:.0f} MB in all")  # fmt: skip
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# Owners cost no more traffic than towers: each weight crosses once, and its gradient once. All at
-# once, copies add up until the device has all weights. Layer by layer, it never has much more than
-# its own, but each weight except the first crosses twice. `fit.use` does not offer this step.
+# Owners cost no more traffic than towers: each weight crosses once, and its gradient once. But they
+# save less than half, because copies, gradients and activations come on top within a step. All at
+# once, copies add up to all weights. Layer by layer, a device holds its own and one copy. Then each
+# weight crosses twice, except the first, because no gradient of the images is needed. `fit.use`
+# does not offer this step.
 #
 # ## Break it
 #
@@ -310,7 +313,7 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
     print(f"{name:10} loss {value:.2f}, equal to one device: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# The loss falls with this mistake, too, so only the comparison with one device reveals it.
+# With this mistake the loss falls even further, so only the comparison with one device reveals it.
 #
 # ## On GPUs
 #
@@ -324,7 +327,7 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 #
 # **1.** Write `fullest_holds(sizes, n, stage)`: the bytes of weights, gradients and slots on the
 # fullest of n devices. `sizes` lists how many numbers each weight has, in float32. `owners` finds
-# the owners, and Adam trains.
+# the owners, and Adam trains. What a stage does not share out is held for all weights.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
@@ -381,7 +384,7 @@ checks.clipped(clipped)
 # ## Compared with other ways
 #
 # The small Transformer of [[01]] keeps half as much on each device, and as many bytes cross as with
-# copies:
+# shares of the batch:
 #
 # [[ways]]
 #

@@ -10,13 +10,21 @@
 # ![The first device has conv1 to conv3, the second fc1, output and the loss. Activations cross the
 # cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
-# Each device has a **stage**, a part of the layers, with the weights of these layers. The forward
-# pass goes through the first stage and then through the second. The backward pass comes back the
-# other way. Only the activations at the cut and their gradient cross, here 262,144 bytes each way.
-# If you train with `fit`, paste one line before it:
+# Each device has a **stage**, a part of the layers, with the weights of these layers. Of two
+# stages, the first is the **front** and the second the **rear**. The forward pass goes through the
+# front and then through the rear, and the backward pass comes back. Only the activations at the cut
+# and their gradient cross, here 262,144 bytes each way.
+#
+# ## The lines to paste
 #
 # ```python
-# model = fit.use(model, plan, stages=2)
+# import tensorflow as tf
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()  # all GPUs; call it before you make the first tensor
+# with tf.device(plan.host):  # no GPU has room for the whole model
+#     model = build()  # your code makes and compiles the model here
+# model = fit.use(model, plan, stages=len(plan))
 # model.fit(images, labels)
 # ```
 #
@@ -86,8 +94,8 @@ with tf.device(first):
     show(alone, alone.fit(**train))
 
 # %% [markdown]
-# Now it trains on two. It is built on the host, so that no device has to hold all of it, and
-# `fit.use` moves each layer to the device of its stage:
+# Now it trains on two. It is built on the host, and `fit.use` moves each layer to the device of its
+# stage:
 
 # %%
 with tf.device(plan.host):
@@ -96,9 +104,9 @@ model = fit.use(model, plan, stages=len(plan))
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same, and nearly all weights are on the last device. Suppose that a device has
-# 25 MB, the dashed line. Does a whole step fit, and does each stage? `use_of` counts what fills the
-# memory at the peak of a step ([[09]]):
+# The losses are the same, and nearly all weights are on the last device. Suppose that each device
+# has 25 MB, the dashed line in the chart. Does a whole step fit, and does each stage? `use_of`
+# counts what a device holds at the peak:
 
 # %% tags=["varies", "cover"]
 data = images, labels
@@ -117,26 +125,24 @@ for name, use in bars.items():
 show_crossing(step)
 
 # %% [markdown]
-# The whole step does not fit, and each stage does. The first stage holds mostly activations, and
-# the second mostly weights, slots and gradients. What crosses is what
-# `fc1` takes, 512 numbers of 4 bytes for each of 128 images, and as much comes back.
+# The whole step does not fit, and each stage does. The front holds mostly activations, and the rear
+# mostly weights, slots and gradients. The gradients take twice the bytes of the weights, because
+# Adam's update borrows as much again. What crosses is what `fc1` takes, 512 numbers of 4 bytes for
+# each of 128 images, and as much comes back.
 #
 # ## Where to cut
 #
-# A cut can even out the memory of the stages, or their time, or let few bytes cross.
-# `pipeline.cuts` lists all three for every cut, from the trace of the whole network. `held` adds
-# each layer's weights and slots:
+# A cut can even out the stages' memory or time, or let few bytes cross, there and back.
+# `pipeline.cuts` lists all three for every cut. `held` adds 12 bytes for each weight, 4 of its own
+# and 8 of slots:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
 held = {name: 12 * alone.get_layer(name).count_params() for name in names}
 print(*pipeline.cuts(whole, names, stages=2, held=held), sep="\n")
 
-# %%
-best = pipeline.best_cut(whole, [first, last], names, by="bytes", held=held)
-print("the least crosses before", *best.starts)
-
 # %% [markdown]
+# The least crosses before `fc1`, and `pipeline.best_cut(..., by="bytes")` finds it.
 # `fit.use` evens out the arithmetic operations, a rough measure of the time. If you want another
 # cut, name the layers with which the later stages begin, as in `stages=["conv3"]`.
 #
@@ -203,14 +209,15 @@ show_crossing(trace.function_step(step, *data)[1])
 # ## Proof
 #
 # Three steps with momentum are taken in float64, in which rounding cannot hide a mistake: on one
-# device, with `fit.use`, and by hand.
+# device, with `fit.use`, and by hand. `apart` gives the largest difference, relative to the largest
+# number of a weight:
 
 # %%
 def floats(kind):
     keras.config.set_floatx(kind)
     keras.config.set_dtype_policy(kind)
 
-
+# %%
 floats("float64")
 momentum = partial(keras.optimizers.SGD, 0.05, momentum=0.9)
 with tf.device(first):
@@ -265,7 +272,7 @@ show_crossing(step)
 # | | |
 # |---|---|
 # | **Use it when** | the weights and slots, or one example, are too large for a device |
-# | **It costs** | the devices take turns, so two are hardly faster than one; activations cross |
+# | **It costs** | the devices take turns, so two are no faster than one; activations cross |
 # | **Instead** | recompute activations ([[10]]), or give each weight an owner ([[11]]) |
 # | **With it** | [[13]] keeps both devices busy, and [[14]] splits a single layer |
 #
@@ -274,12 +281,13 @@ show_crossing(step)
 # Between GPUs data goes over PCIe or NVLink, so a cut at which little crosses pays more than it
 # does on cores. In [PyTorch's
 # tutorial](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html), a step of
-# ResNet-50 took 7 % longer on two GPUs than on one. There `fit.use` also compiles each stage with
-# XLA, unless `jit_compile=False` forbids it, as it does here.
+# ResNet-50 took 7 % longer on two GPUs than on one. On GPUs `fit.use` also compiles each stage
+# with XLA, unless `jit_compile=False` forbids it, as here.
 #
-# `fit.use` cuts Sequential and functional models. If one layer is used in two stages, such as a
-# table of words at both ends, the first stage owns it and the other reads it over the cut. A model
-# with a `call` of its own has no list of layers to cut: write it by hand, as above.
+# `fit.use` cuts Sequential and functional models. If one layer is used in two stages, such as the
+# embedding at the input and output of a language model, the first stage owns it and the other reads
+# it over the cut. A model with a `call` of its own has no list of layers to cut: write it by hand,
+# as above.
 #
 # ## On your own
 #
@@ -304,21 +312,21 @@ def choose(cuts, budget):
 checks.choose(choose)
 
 # %% [markdown]
-# **2.** Write `crossing(model, name, batch)`: how many bytes cross in one training step, there and
-# back, if the Sequential model is cut in front of the layer of this name. Count float32 numbers, 4
-# bytes each. A Keras layer has `layer.input.shape` and `layer.output.shape`, whose first entry,
-# None, stands for the batch.
+# **2.** Write `crossing(model, names, batch)`: how many bytes cross in one training step, over all
+# cuts, there and back. The Sequential model is cut in front of each layer that `names` lists. Count
+# float32 numbers, 4 bytes each. A Keras layer has `layer.input.shape` and `layer.output.shape`,
+# whose first entry, None, stands for the batch.
 
 # %% tags=["exercise"]
-def crossing(model, name, batch):
+def crossing(model, names, batch):
     return 4 * batch
 
 
 checks.crossing(crossing)
 
 # %% tags=["solution"]
-def crossing(model, name, batch):
-    numbers = np.prod(model.get_layer(name).input.shape[1:])
+def crossing(model, names, batch):
+    numbers = sum(np.prod(model.get_layer(name).input.shape[1:]) for name in names)
     return 2 * 4 * batch * numbers
 
 
@@ -334,8 +342,8 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]] sends less in two stages than in shares of the batch, but its
-# stages take turns:
+# The small Transformer of [[01]], where the columns are explained, sends less in two stages than in
+# shares of the batch, but its stages take turns:
 #
 # [[ways]]
 #

@@ -19,11 +19,26 @@ def peak(kept, batch):
 """,
     ],
     2: [
-        "train = lambda step, steps: [float(step()[0]) for _ in range(steps)]",
         """
 def train(step, steps):
-    losses = [step()[0] for _ in range(steps)]
-    return [float(loss) for loss in losses]
+    losses, kept = [], []
+    for _ in range(steps):
+        kept.append(step())
+        losses.append(float(kept[-1][0]))
+        kept = [max(kept, key=lambda each: float(each[0]))]
+    return losses, kept[0][1]
+""",
+        """
+def train(step, steps):
+    loss, worst = step()
+    losses = [loss]
+    while len(losses) < steps:
+        loss, tape = step()
+        if loss > max(losses):
+            worst = tape
+        losses.append(loss)
+        tape = None
+    return np.array(losses), worst
 """,
     ],
 }
@@ -31,12 +46,16 @@ def train(step, steps):
 WRONG = {
     1: [("before[i]", "sum(kept[i + 1 : i + 2])", "add the outputs")],
     2: [
-        ("losses.append(float(loss))", "losses.append((loss, tape))", "outlived the training"),
-        ("        del tape", "", "1 earlier tape"),
+        ("def train(step, steps)", "def train(step, steps, every=[])",
+         "losses.append(float(loss))", "losses.append(float(loss)); every.append(tape)",
+         "outlived the training"),
+        ("        del tape", "", "1 tape of smaller losses"),
         ("range(steps)", "range(5)", "step was called 5 times"),
-        ("def train(step, steps):\n    return (float(step()[0]) for _ in range(steps))",
-         "a generator"),
-        ("float(loss)", "loss", "float(loss) makes a number"),
-        ("return losses", "return losses[::-1]", "in order"),
+        ("    return losses, worst", "    yield losses, worst", "a generator"),
+        ("return losses, worst", "return losses", "return two things"),
+        ("losses.append(float(loss))", "losses.append(loss)", "float(loss) makes a number"),
+        ("return losses,", "return losses[::-1],", "in order"),
+        ("== max(losses)", "== min(losses)", "counted from 0"),
+        ("return losses, worst", "return losses, None", "counted from 0"),
     ],
 }

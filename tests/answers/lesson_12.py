@@ -25,19 +25,22 @@ def choose(cuts, budget):
     ],
     2: [
         """
-def crossing(model, name, batch):
-    names = [layer.name for layer in model.layers]
-    before = model.layers[names.index(name) - 1]
-    activations = np.zeros([batch, *before.output.shape[1:]], "float32")
-    return float(activations.nbytes + activations.nbytes)
+def crossing(model, names, batch):
+    total, every = 0, [layer.name for layer in model.layers]
+    for name in names:
+        before = model.layers[every.index(name) - 1]
+        activations = np.zeros([batch, *before.output.shape[1:]], "float32")
+        total += activations.nbytes + activations.nbytes
+    return float(total)
 """,
         """
-def crossing(model, name, batch):
-    x = tf.zeros([batch, *model.input_shape[1:]])
+def crossing(model, names, batch):
+    x, total = tf.zeros([batch, *model.input_shape[1:]]), 0
     for layer in model.layers:
-        if layer.name == name:
-            return tf.size(x) * 2 * x.dtype.size
+        if layer.name in names:
+            total += tf.size(x) * 2 * x.dtype.size
         x = layer(x)
+    return total
 """,
     ],
 }
@@ -46,10 +49,13 @@ WRONG = {
     1: [
         (", default=None", "", "it raises ValueError"),
         ("default=None)", "default=None).starts", "not ('layer"),
+        ("sum(part.crossing", "max(part.crossing", "the largest alone"),
     ],
     2: [
         ("[1:])", "[1:4:3])", "in front of 'pool'"),
-        ("return", "s = model.get_layer(name).input.shape\n    "
+        ("return", "s = model.get_layer(names[0]).input.shape\n    "
          "numbers = s[1] ** 2 * s[3] if len(s) == 4 else s[1]\n    return", "in front of 'pool'"),
+        ("for name in names)", "for name in names[:1])", "the first cut only"),
+        ("for name in names)", "for name in names[-1:])", "the last cut only"),
     ],
 }

@@ -59,12 +59,15 @@ peak_of_a_stack = same_as(
 
 
 @exercise
-def lets_go(train: Any) -> str:
-    """Check exercise 2 of lesson 09: a list of losses that keeps no tape alive."""
+def keeps_one(train: Any) -> str:
+    """Check exercise 2 of lesson 09: the losses, and no tape alive but that of the worst step."""
     rng = np.random.default_rng(seed=3)
-    for steps in rng.choice(np.arange(3, 9), 2, replace=False).tolist():
-        _judge_losses(train, rng.integers(1, 1000, steps).astype(float).tolist())
-    return "the losses of two trainings, and no tape was alive when the next step began"
+    for steps in rng.choice(np.arange(4, 9), 2, replace=False).tolist():
+        losses = rng.choice(np.arange(1, 1000), steps, replace=False).astype(float)
+        worst = int(rng.integers(1, steps - 1))  # neither the first nor the last
+        losses[worst] += 1000
+        _judge_losses(train, losses.tolist())
+    return "the losses and the worst tape of two trainings, and no other tape was alive at a step"
 
 
 def _judge_losses(train: Any, values: list[float]) -> None:
@@ -73,29 +76,37 @@ def _judge_losses(train: Any, values: list[float]) -> None:
     tapes: list[weakref.ref[Any]] = []
     alive, steps = 0, len(values)
 
-    def kept() -> int:
-        return sum(tape() is not None for tape in tapes)
+    def kept(but: int) -> int:
+        return sum(tape() is not None for i, tape in enumerate(tapes) if i != but)
 
     def step() -> tuple[Any, Any]:
         nonlocal alive
-        alive = max(alive, kept())
+        seen = values[: len(tapes)]
+        alive = max(alive, kept(int(np.argmax(seen))) if seen else 0)
         with tf.GradientTape() as tape:
             loss = tf.constant(values[len(tapes)] if len(tapes) < steps else 0.0)
         tapes.append(weakref.ref(tape))
         return loss, tape
 
-    losses = call(train, step, steps)
-    lazy = inspect.isgenerator(losses)
-    expect(not lazy, "it returns a generator, which has not run a step yet: return a list")
-    if kept():
-        gc.collect()
-    left, ran = counted(kept(), "tape"), counted(len(tapes), "time")
+    got = call(train, step, steps)
+    lazy = inspect.isgenerator(got)
+    expect(not lazy, "it returns a generator, which has not run a step yet: return what it gives")
+    ran = counted(len(tapes), "time")
     expect(len(tapes) == steps, f"step was called {ran} in {steps} steps")
-    expect(not kept(), f"{left} of {steps} outlived the training: do not keep them")
-    earlier = counted(alive, "earlier tape")
-    expect(not alive, f"{earlier} of {steps} still lived when a step began: free it before")
-    way = f"it should return the {steps} losses in order, as numbers"
+    pair = isinstance(got, tuple) and len(got) == 2
+    expect(pair, "return two things, the list of losses and a tape")
+    losses, tape = got
+    way = f"first it should return the {steps} losses in order, as numbers"
     losses = listed(losses, way)
     expect(not any(tf.is_tensor(loss) for loss in losses),
            "these are tensors, which stay on the device; float(loss) makes a number")
     expect(numbers(losses, (steps,), way).tolist() == values, way)
+    worst = int(np.argmax(values))
+    expect(tape is not None and tape is tapes[worst](),
+           f"the largest loss is that of step {worst}, counted from 0: return its tape")
+    if kept(worst):
+        gc.collect()
+    left = counted(kept(worst), "other tape")
+    expect(not kept(worst), f"{left} of {steps} outlived the training: do not keep them")
+    earlier = counted(alive, "tape")
+    expect(not alive, f"{earlier} of smaller losses lived when a step began: free each before")

@@ -25,9 +25,10 @@ SHARED = (8, 4, 4)  # bytes a parameter: Adam's slots, the gradient, the weight
 def _cases() -> Iterator[tuple[list[int], int, int]]:
     rng = np.random.default_rng()
     drawn = [1000]
-    # else whoever looks at the first, or takes the sizes as they come, is right, or taken for each
-    # other
-    while len({_fullest(drawn, 3), _held(drawn, 3)[0], _fullest(drawn, 3, order=False)}) < 3:
+    # else whoever looks at the first, takes the sizes as they come, or shares equally, is right, or
+    # taken for another
+    while len({_fullest(drawn, 3), _held(drawn, 3)[0], _fullest(drawn, 3, order=False),
+               sum(drawn) / 3}) < 4:  # fmt: skip
         drawn = [int(size) for size in rng.integers(10, 1000, 9)]
     for sizes, n in (([100, 300, 200, 90, 40], 2), ([10, 500, 30], 4), (drawn, 3)):
         for stage in range(4):

@@ -36,6 +36,11 @@ NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
         lambda cuts, budget: _crosses_least(
             (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), slice(1)
         ),
+    "with more than two parts, add up what crosses; the largest alone does not tell":
+        lambda cuts, budget: min(
+            (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget),
+            key=lambda cut: max(p.crossing for p in cut.parts), default=None,
+        ),
     "that is the first that fits; of the cuts that fit, take the one with least to cross":
         lambda cuts, budget: next(
             (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), None
@@ -49,10 +54,11 @@ NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
 
 def _drawn(rng: np.random.Generator, stages: int) -> tuple[list[Cut], int]:
     """Draw cuts and a budget by which each usual mistake chooses another cut."""
+    many = 12 if stages == 2 else 40  # of fewer, mistakes often choose the same
     while True:
-        size, crossing = rng.integers(1, 60, [2, 12, stages]) * 1_000_000
+        size, crossing = rng.integers(1, 60, [2, many, stages]) * 1_000_000
         crossing[:, -1] = 0
-        budget = int(np.sort(size.max(1))[6])
+        budget = int(np.sort(size.max(1))[many // 2])
         totals = np.where(size.max(1) <= budget, crossing.sum(1), np.inf)
         if size.max(1)[totals.argmin()] < budget:  # found at once, without cuts: "just the budget"
             continue
@@ -96,7 +102,7 @@ choose = same_as(
 )  # fmt: skip
 
 
-def _models() -> Iterator[tuple[Any, str, int]]:
+def _models() -> Iterator[tuple[Any, list[str], int]]:
     import keras
 
     for drawn, other in ((1, "pool"), (None, "flat")):  # the first always gives the same hints
@@ -108,41 +114,47 @@ def _models() -> Iterator[tuple[Any, str, int]]:
             layers.MaxPooling2D(name="pool"), layers.Flatten(name="flat"),
             layers.Dense(units, name="dense"), layers.Dense(2, name="end"),
         ])
-        for name in ("dense", other, "end"):
-            yield model, name, int(rng.integers(2, 9))
+        for names in (["dense"], [other], [other, "end"], ["pool", "dense", "end"]):
+            yield model, names, int(rng.integers(2, 9))
 
 
-def _there(model: Any, name: str) -> int:
-    return math.prod(model.get_layer(name).input.shape[1:])
+def _takes(model: Any, names: Iterable[str]) -> int:
+    return sum(math.prod(model.get_layer(name).input.shape[1:]) for name in names)
 
 
-def _crosses(right: int, got: Any, model: Any, name: str, batch: int) -> str:
+def _crosses(right: int, got: Any, model: Any, names: list[str], batch: int) -> str:
     given = f"{got:,.3f}".rstrip("0").rstrip(".")
-    shape = "x".join(map(str, model.get_layer(name).input.shape[1:]))
+    shapes = (model.get_layer(name).input.shape[1:] for name in names)
+    taken = " and ".join("x".join(map(str, shape)) for shape in shapes)
     return (
-        f"in front of {name!r}, which takes {shape} numbers an example, and at a batch of "
-        f"{batch}, it is {right:,} bytes, not {given}"
+        f"in front of {' and '.join(map(repr, names))}, with {taken} numbers an example, and at a "
+        f"batch of {batch}, it is {right:,} bytes, not {given}"
     )
 
 
-#: Check exercise 2 of lesson 12: the bytes that cross a cut, of models that it draws.
+#: Check exercise 2 of lesson 12: the bytes that cross all cuts, of models that it draws.
 crossing = same_as(
-    lambda model, name, batch: 8 * batch * _there(model, name),
+    lambda model, names, batch: 8 * batch * _takes(model, names),
     _models,
     told=_crosses,
-    way=lambda right, model, name, batch: f"one number of bytes, for the cut in front of {name!r}",
+    way=lambda right, model, names, batch: f"one number of bytes, for the cuts at {names}",
     wrong={
         "their gradient comes back over the cut: count both ways":
-            lambda model, name, batch: 4 * batch * _there(model, name),
+            lambda model, names, batch: 4 * batch * _takes(model, names),
         "float32 takes 4 bytes, and the gradient comes back":
-            lambda model, name, batch: 2 * batch * _there(model, name),
-        "that is one example: a batch has more": lambda model, name, batch: 8 * _there(model, name),
+            lambda model, names, batch: 2 * batch * _takes(model, names),
+        "that is one example: a batch has more":
+            lambda model, names, batch: 8 * _takes(model, names),
         "these are numbers of one example: count bytes of a batch":
-            lambda model, name, batch: _there(model, name),
-        "that is what the layer gives: what crosses is what it takes": lambda model, name, batch: (
-            8 * batch * math.prod(model.get_layer(name).output.shape[1:])
+            lambda model, names, batch: _takes(model, names),
+        "that is what the layer gives: what crosses is what it takes": lambda model, names, batch: (
+            8 * batch * sum(math.prod(model.get_layer(name).output.shape[1:]) for name in names)
         ),
+        "that is the first cut only: add up what crosses over each":
+            lambda model, names, batch: 8 * batch * _takes(model, names[:1]),
+        "that is the last cut only: add up what crosses over each":
+            lambda model, names, batch: 8 * batch * _takes(model, names[-1:]),
     },
-    unknown="what does the layer take, and how often does it cross?",
-    yes="right for six cuts of two models, one of them drawn by lot",
-)
+    unknown="what does each layer take, and how often does it cross?",
+    yes="right for eight lists of cuts, of two models, one of them drawn by lot",
+)  # fmt: skip
