@@ -39,10 +39,8 @@ plan
 
 # %%
 import json
-import os
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import keras
 import matplotlib.pyplot as plt
@@ -66,7 +64,7 @@ folder = Path(tempfile.mkdtemp())
 
 # %%
 script = "scripts/train_workers.py"
-with mock.patch.dict(os.environ, {"MGPU_MODE": "cores", "TF_NUM_INTRAOP_THREADS": "1"}):
+with workers.on_cores():
     report = cluster.run(script, ["--slow", "0.05", "--folder", folder / "two"], workers=2,
                          logs=folder / "logs", progress=False)  # fmt: skip
 for worker in report:
