@@ -282,11 +282,12 @@ for name, (of_case, tower) in cases.items():
 # %%
 share = fullest(*runs["all at once"]) / fullest(*runs["towers"])
 print("with owners the fullest device holds below 90 % of towers:", share < 0.9)
+for name, run in runs.items():
+    print(f"{name:14} a device holds up to {share_of_weights(*run):.0%} of the weights")
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 for name, run in runs.items():
-    print(f"{name:14} a device holds up to {share_of_weights(*run):.0%} of the weights,",
-          f"and {fullest(*run) / 1e6:.0f} MB in all")  # fmt: skip
+    print(f"{name:14} the fullest device holds {fullest(*run) / 1e6:.0f} MB in all")
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
