@@ -76,7 +76,8 @@ def test_the_fullest_device_holds_less(keras, tf, plan):
                 if v.value.device.endswith(device[1:])) + step.peak(device)
             for device in devices
         )  # fmt: skip
-    assert held["offloaded"] < size < held["two"] < 3 * size < held["one"]
+    # How much of a gradient's way is held at once hangs on threads, so bounds lie between formulas.
+    assert held["offloaded"] < 1.5 * size < held["two"] < 3 * size < held["one"]
 
 
 @pytest.mark.parametrize("owners, crossing", [("host", 4), later("devices", 2)])

@@ -50,7 +50,8 @@ def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
     the first operation that became ready by the last one, and leaves the others for later: above
     all the gradients of weights. To the executor a GPU's operations cost nothing: each waits its
     turn. What only updates need may come "early", before all else, or "late", after it, as if other
-    threads were quick or slow at it.
+    threads were quick or slow at it. Where it comes early, what waits for no gradient, as a slot
+    times a number, comes when an update wants it.
     """
     of_updates = _for_updates(nodes) if updates else set[Node]()
     waiting = TopologicalSorter({n: n.after for n in nodes})
@@ -78,7 +79,27 @@ def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
         for queue, several in ((later, soon), (last, rest)):
             queue.extend(several) if broad else queue.extendleft(reversed(several))
         new = run([(later or last).popleft()]) if later or last else []
-    return order
+    return _when_wanted(order, of_updates) if updates == "early" else order
+
+
+def _when_wanted(order: Sequence[Node], of_updates: set[Node]) -> list[Node]:
+    """Move what needs neither data nor gradients to just before the first that uses it."""
+    known, used = set[Node](), {before for node in order for before in node.after}
+    for node in order:
+        if known.issuperset(node.after) and (node.op.type in FREE or node in of_updates & used):
+            known.add(node)
+    moved: dict[Node, None] = {}
+
+    def take(node: Node) -> None:
+        for before in node.after:
+            if before in known and before not in moved:
+                take(before)
+        moved[node] = None
+
+    for node in order:
+        if node not in known:
+            take(node)
+    return [*moved, *(node for node in order if node not in moved)]
 
 
 def _for_updates(nodes: Sequence[Node]) -> set[Node]:
