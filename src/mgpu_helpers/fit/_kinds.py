@@ -68,7 +68,7 @@ _now: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", defau
 
 def is_own(step: Any) -> bool:
     """Say whether a model's train_step or test_step is not Keras's."""
-    return not inspect.unwrap(step).__module__.startswith("keras.")
+    return not (inspect.unwrap(step).__module__ or "").startswith("keras.")
 
 
 @contextlib.contextmanager
