@@ -9,6 +9,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._models import graph_of, takes_training
+from mgpu_helpers._names import of_keras
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +160,7 @@ def is_taken_apart(node: Any) -> bool:
     more = {name: x for name, x in given.items() if name not in ("inputs", "mask", "training")}
     return (
         isinstance(model, keras.Function | keras.Sequential) and model.built
-        and type(model).call.__module__.startswith("keras.")
+        and of_keras(type(model).call)
         and "call" not in vars(model) and not _some(more)
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._names import of_keras
 
 NAME = "laid_out"  # of what a model holds of ours
 
@@ -102,7 +103,7 @@ def _check_functional(model: Any) -> None:
             f"{kind} has no list of layers to take apart: give a functional or a Sequential Keras "
             "model."
         )
-    if not type(model).call.__module__.startswith("keras."):
+    if not of_keras(type(model).call):
         raise TypeError(
             f"{kind} has a `call` of its own, which its layers alone do not do: give the "
             "functional model inside it."

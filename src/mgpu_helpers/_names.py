@@ -1,8 +1,10 @@
-"""How devices are named: the short form of the plan, in the order people count."""
+"""How devices are named: the short form of the plan, in the order people count; what Keras's is."""
 
 from __future__ import annotations
 
+import inspect
 import re
+from typing import Any
 
 
 def short(name: str) -> str:
@@ -23,3 +25,16 @@ def order(name: str) -> tuple[str, int]:
     """
     kind, _, index = name.rpartition(":")
     return kind, int(index or 0)
+
+
+def of_keras(what: Any, *others: str) -> bool:
+    """Say whether a function or class is Keras's, or of the other packages.
+
+    >>> import keras
+    >>> of_keras(keras.Model.fit), of_keras(keras.Model), of_keras(print)
+    (True, True, False)
+    >>> of_keras(type("Made", (), {"__module__": None}))
+    False
+    """
+    home = getattr(inspect.unwrap(what), "__module__", None) or ""  # None: made by `exec`
+    return home.startswith(("keras.", *others))

@@ -126,7 +126,7 @@ def count_steps(tensorflow: Any, say: Callable[[str], None]) -> None:
             if first and not first_calls:
                 say("compiles")
             does = getattr(self, "python_function", None)
-            of_keras = getattr(does, "__module__", "").startswith("keras.")
+            of_keras = (getattr(does, "__module__", None) or "").startswith("keras.")
             if first and of_keras and not hasattr(several, "made"):
                 say("alone")
             first_calls += first

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._names import of_keras
 from mgpu_helpers.fit._kinds import (
     MEAN,
     SUM,
@@ -256,8 +257,8 @@ class _Traced:
         shared = {id(x): x for x in [*step.common, *draws] if x.graph is graph and x.op in makers}
         self.shared = [*shared.values()]
         # What divides a loss is no number of a batch where it is Keras's, or all examples' own.
-        of_keras = [one for one, _ in step.shares if is_share(one)]
-        self.known = [*step.common, *of_keras, *(inside for _, inside in graph.captures)]
+        means = [one for one, _ in step.shares if is_share(one)]
+        self.known = [*step.common, *means, *(inside for _, inside in graph.captures)]
 
     def examples(self, begin: int, end: int) -> list[Any]:
         """Give the tensors of some of the batch's examples."""
@@ -380,7 +381,7 @@ def own_losses(model: Any) -> bool:
 
     each_loss = keras.tree.flatten(getattr(model, "loss", None))
     for each in each_loss:
-        if isinstance(each, keras.losses.Loss) and not _of_keras(type(each).__call__):
+        if isinstance(each, keras.losses.Loss) and not of_keras(type(each).__call__):
             raise Refused(
                 f"the loss {each.name} has a __call__ of its own, and Keras knows nothing of what "
                 "it gives for a part of a batch: compile with a function, lambda y, p: loss(y, p)."
@@ -390,13 +391,9 @@ def own_losses(model: Any) -> bool:
 
 def may_be_no_mean(loss: Any) -> bool:
     """Say whether a loss or a metric may give one number, and not one for each example."""
-    if isinstance(loss, str) or _of_keras(type(loss)):
+    if isinstance(loss, str) or of_keras(type(loss)):
         return getattr(loss, "name", loss) in ("dice", "tversky")
-    return loss is not None and not _of_keras(loss)
-
-
-def _of_keras(what: Any) -> bool:
-    return getattr(what, "__module__", "").startswith("keras.")
+    return loss is not None and not of_keras(loss)
 
 
 def own_metrics(model: Any) -> list[Any]:
@@ -407,7 +404,7 @@ def own_metrics(model: Any) -> list[Any]:
     for each in every:
         every += getattr(each, "metrics", [])
     return [each for each in every if isinstance(each, keras.Metric)
-            and not type(each).update_state.__module__.startswith("keras.")]  # fmt: skip
+            and not of_keras(type(each).update_state)]  # fmt: skip
 
 
 def _states(graph: Any, metrics: list[Any], strategy: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import inspect
 from collections.abc import Iterable, Iterator, Set
 from typing import Any, NamedTuple
+
+from mgpu_helpers._names import of_keras
 
 MEAN, SUM = "mean", "sum"
 
@@ -68,7 +69,7 @@ _now: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", defau
 
 def is_own(step: Any) -> bool:
     """Say whether a model's train_step or test_step is not Keras's."""
-    return not (inspect.unwrap(step).__module__ or "").startswith("keras.")
+    return not of_keras(step)
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from mgpu_helpers import _private
 from mgpu_helpers._models import graph_of, instead, takes_training
+from mgpu_helpers._names import of_keras
 from mgpu_helpers.fit._asking import LAST, Ways, ask_parts, may_be_no_mean, own_losses
 from mgpu_helpers.fit._kinds import MEAN, SUM, is_own
 from mgpu_helpers.fit._means import mean_of
@@ -392,7 +393,7 @@ def _may_mask(model: Any) -> bool:
         return True
     losses = [each for each in keras.tree.flatten(model.loss) if each is not None]
     own = [each for each in losses if not isinstance(each, str)
-           and (not type(each).__module__.startswith("keras.")
+           and (not of_keras(type(each))
                 or getattr(each, "ignore_class", None) is not None)]  # fmt: skip
     # A mask goes through a model inside, and Keras does not say so before it runs.
     calls = _private.calls_of(graph_of(model))

@@ -20,6 +20,7 @@ from mgpu_helpers._layers import (
     used_later,
     variables_of,
 )
+from mgpu_helpers._names import of_keras
 from mgpu_helpers.graph import count, cuts
 
 LENGTH = 32  # of an axis that the model does not know, where layers are compared by their FLOP
@@ -193,7 +194,7 @@ def has_own(model: Any) -> bool:
     every = _private.layers_of(model)
     inside = [x for each in every if isinstance(each, keras.Function) for x in each.operations]
     return any(
-        not type(each).call.__module__.startswith(("keras.", "keras_hub."))
+        not of_keras(type(each).call, "keras_hub.")
         or isinstance(each, keras.layers.Lambda)
         or not isinstance(each.activity_regularizer, means)
         for each in every

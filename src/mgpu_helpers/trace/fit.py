@@ -9,6 +9,7 @@ from typing import Any
 from mgpu_helpers._formatting import error_line
 from mgpu_helpers._given import first_batch
 from mgpu_helpers._models import ready
+from mgpu_helpers._names import of_keras
 from mgpu_helpers.trace.function import function_step
 from mgpu_helpers.trace.step import Trace
 
@@ -78,7 +79,7 @@ def build(model: Any, batch: Any) -> None:
     def any_size(x: Any) -> Any:
         return keras.KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
 
-    ours = type(model).train_step.__module__.startswith("keras.")  # of others nobody knows
+    ours = of_keras(type(model).train_step)  # of others nobody knows
     if ours and not model.built:
         with contextlib.suppress(Exception):  # the step says it better
             x = keras.utils.unpack_x_y_sample_weight(batch)[0]
