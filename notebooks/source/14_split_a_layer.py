@@ -5,8 +5,8 @@
 # weights. Wherever you cut *between* layers ([[12]]), one GPU has to keep all of `fc1`.
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
-# time, and its weights after training are those of one device. Each keeps
-# at most 11.3 MB, where a cut between layers leaves 19.3 MB on one of them.
+# time, and its weights after training are those of one device. Each keeps at most 11.3 MB, where a
+# cut between layers leaves 19.3 MB on one of them.
 #
 # ![Each device multiplies the input by its columns of A, applies relu, and multiplies by its rows
 # of B. The results are added up; gradients come back.](pictures/14_pair.svg)
