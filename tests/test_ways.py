@@ -22,6 +22,10 @@ def test_each_lesson_shows_the_ways_up_to_its_own():
         assert all("**" in row for row in rows[-len(own) :])
         assert not any("**" in row for row in rows[: -len(own)])
     assert len(ways(lessons)) == 2 + len(STORED) == len(shown["combine_two_ways"])
+    all_rows = shown["combine_two_ways"]
+    assert ways(lessons, lessons[15], only=["00", "12"]) == [
+        *all_rows[:3], *(row for row in all_rows if "](12_" in row), all_rows[-1],
+    ]  # fmt: skip
 
 
 @pytest.mark.thorough

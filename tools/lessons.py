@@ -8,7 +8,8 @@ format. In its Markdown cells
 * ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
   line goes, so they stand on a line of their own;
 * ``[[lessons]]``, alone on its line, becomes a table of all lessons;
-* ``[[ways]]``, alone on its line, a table of what each way to train costs, up to this lesson's.
+* ``[[ways]]``, alone on its line, a table of what each way to train costs, up to this lesson's;
+  ``[[ways: 00 12]]`` has only those of these lessons and its own.
 
 Tags of code cells: ``exercise``, ``solution`` (below a heading that is closed at first),
 ``varies`` (a chart of this run's timings), ``cover`` (the lesson's picture, stored in ``docs/`` as
@@ -23,7 +24,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -199,8 +200,8 @@ def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
             row = "| {0.number} | {0.link} | {0.promise} |"
             lines += _rows(lessons, "| | **{}** | |", row)
             continue
-        if line.strip() == "[[ways]]":
-            lines += ways(lessons, lesson)
+        if table := re.fullmatch(r"\[\[ways(?:: ([\d ]+))?\]\]", line.strip()):
+            lines += ways(lessons, lesson, only=(table[1] or "").split())
             continue
         tokens = TOKEN.findall(line)
         for token in tokens:
@@ -213,10 +214,12 @@ def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
     return "\n".join(lines).strip()
 
 
-def ways(lessons: list[Lesson], until: Lesson | None = None, folder: str = "") -> list[str]:
+def ways(
+    lessons: list[Lesson], until: Lesson | None = None, folder: str = "", only: Collection[str] = ()
+) -> list[str]:
     """Tabulate what each way to train costs, up to a lesson, whose own lines are bold.
 
-    tools/count_ways.py counts.
+    With `only`, numbers of lessons, of the others' lines just theirs. tools/count_ways.py counts.
     """
     named = {lesson.name[3:]: lesson for lesson in lessons}
     found = json.loads((NOTEBOOKS / "ways.json").read_text(encoding="utf-8"))
@@ -229,6 +232,8 @@ def ways(lessons: list[Lesson], until: Lesson | None = None, folder: str = "") -
         lesson = named[row["lesson"]]
         if until and lesson.number > until.number:
             break
+        if only and lesson is not until and lesson.number not in only:
+            continue
         sizes = ("" if row[size] is None else f"{row[size] / 1e6:.1f} MB" for size in SIZES)
         time = "" if row["time"] is None else f"{row['time']:.1f}"
         way = f"{row['way']} ({row['devices']})"

@@ -1,27 +1,30 @@
 # %% [markdown]
 # # Split a layer
 #
-# A single layer of your model is too large for a GPU, so a cut between layers does not help.
+# One layer of your model is too large for a GPU. In VGG16, the layer `fc1` has 103 of 138 million
+# weights. Wherever you cut *between* layers ([[12]]), one GPU has to keep all of `fc1`.
 #
 # **In this lesson** two devices share every large layer of a network and work on it at the same
-# time, and its weights after training are those of one device. Each of them keeps 15.1 MB or less,
-# and one device alone would keep 27.7 MB.
+# time, and its weights after training are those of one device. Each keeps at most 11.3 MB, where a
+# cut between layers leaves 19.3 MB on one of them.
 #
 # ![Each device multiplies the input by its columns of A, applies relu, and multiplies by its rows
 # of B. The results are added up; gradients come back.](pictures/14_pair.svg)
 #
-# This is **tensor parallelism**, with the cut of [Megatron-LM](../docs/sources.md#megatron) (2019).
+# A and B are the kernels of two successive layers, here `fc1` and `fc2`. This is **tensor
+# parallelism**, with the cut of [Megatron-LM](../docs/sources.md#megatron) (2019).
 #
 # ## The lines to paste
 #
 # ```python
+# import tensorflow as tf
 # from mgpu_helpers import devices, fit
 #
-# plan = devices.setup()  # all GPUs; call it before you make the first tensor
-# with tf.device(plan.host):  # so that no GPU has to hold the whole model
+# plan = devices.setup()  # all GPUs, before the first tensor
+# with tf.device(plan.host):  # where the whole model has room
 #     model = build()
-# model = fit.use(model, plan, layers={"up.*": "columns", "down.*": "rows"})
-# model.compile(...)  # here or before fit.use; then fit as before
+# model = fit.use(model, plan, layers={"fc1": "columns", "fc2": "rows"})
+# model.compile(...)  # then fit as before
 # ```
 #
 # **You need** [[09]] and [[12]].
@@ -45,51 +48,55 @@ from mgpu_helpers.lessons.state import apart, at_rest
 
 layers, pair, first = keras.layers, plan.devices[:2], plan.devices[0]
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-images, y = digits.load(1024)
-x = images.reshape(1024, 784)
+x, y = digits.load(512)
 
 # %% [markdown]
-# ## Split a network
+# ## One layer is too large
 #
-# Our network has two residual blocks, whose input is added to their output. In each, a layer `up`
-# makes 2048 numbers out of 256, relu follows, and a layer `down` makes 256 of them again. We call
-# `up` and `down` a **pair**. The pairs hold most of the weights:
+# In our network, as in VGG16, `fc1` comes after convolutions. How much does each layer keep, with
+# the two numbers that Adam adds to every weight?
 
 # %%
 def network():
     keras.utils.set_random_seed(17)
-    image = keras.Input([784])
-    x = layers.Dense(256, name="stem")(image)
-    for i in range(2):
-        y = layers.LayerNormalization()(x)
-        y = layers.Dense(2048, "relu", name=f"up_{i}")(y)
-        x = layers.Add(name=f"sum_{i}")([x, layers.Dense(256, name=f"down_{i}")(y)])
+    image = keras.Input([28, 28, 1])
+    x = layers.Conv2D(32, 4, strides=4, activation="relu", name="conv")(image)
+    x = layers.Dense(1024, "relu", name="fc1")(layers.Flatten()(x))
+    x = layers.Dense(256, name="fc2")(x)
     return keras.Model(image, layers.Dense(10, name="scores")(x))
 
+# %%
+for layer in network().layers:
+    if layer.weights:
+        print(f"{layer.name:6} {3 * 4 * layer.count_params() / 1e6:5.1f} MB")
+
 # %% [markdown]
-# `layers=` maps layer names (regular expressions) to the way to cut: `up` by the columns of its
-# kernel, and the `down` behind it by rows. All other layers stay on the first device. Where are the
-# weights of a pair now?
+# Suppose that a device has room for 15 MB. `fc1` alone needs more, so no cut between layers helps,
+# on however many devices.
+#
+# ## Split it
+#
+# `layers=` maps layer names, which may be regular expressions, to the way to cut. We call `fc1` and
+# `fc2` a **pair**. All other layers stay on the first device. Where are the pair's weights now?
 
 # %%
-where = {"up_.*": "columns", "down_.*": "rows"}
+where = {"fc1": "columns", "fc2": "rows"}
 with tf.device(plan.host):
     model = fit.use(network(), pair, layers=where)
 
 # %%
-for name in ["up_0", "down_0"]:
+for name in where:
     for each in model.get_layer(name).weights:
         print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %% [markdown]
-# Each device has half of the columns of the first kernel, and half of the rows of the second. Only
-# the first device has the bias of `down`.
+# Each device has half of the columns of the first kernel, and half of the rows of the second.
 #
 # ## Why the parts add up
 #
-# A pair computes relu(x · A) · B. Each column of A makes one hidden number, and relu treats each
-# hidden number by itself, so a device with some columns of A completes some hidden numbers. Hidden
-# number k is then multiplied by row k of B only. A small pair, cut in two, shows it:
+# A pair computes relu(x · A) · B. Each column of A makes one hidden number, and relu treats each by
+# itself, so a device with some columns of A completes some hidden numbers. Hidden number k is then
+# multiplied by row k of B only. A small pair shows it:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -104,13 +111,12 @@ added = sum(block(batch, *half) for half in halves)
 print("the halves add up to the whole:", np.allclose(added, block(batch, a, b)))
 
 # %% [markdown]
-# The forward pass adds up the results of a pair once, and the backward pass the gradients of its
-# input. Each device updates its own weights, so no weight crosses. With `"heads"` for an
-# attention layer, each device computes some of its heads.
+# So a pair needs two sums: of results in the forward pass, and of its input's gradients in the
+# backward pass. Each device updates its own weights, so no weight crosses.
 #
 # ## What it saves, and what crosses
 #
-# We compare three ways: one device, a cut between layers (`stages=`), and our cut inside layers:
+# We compare one device, a cut between layers (`stages=`), and our cut inside layers:
 
 # %%
 with tf.device(first):
@@ -130,42 +136,40 @@ for name, each in models.items():
     crossed = sum(n for way, n in steps[name].bytes_between().items() if plan.host not in way)
     print(f"{name:14} {crossed:9,} bytes cross; kept, in MB:",
           *[f"{device} {kept[device] / 1e6:.1f}" for device in pair])  # fmt: skip
-S = 1024 * 256 * 4
-print(f"two pairs, by the formula: {2 * 4 * (len(pair) - 1) * S:,} bytes")
+each_image = (1568 + 256) * 4  # bytes of what goes into the pair, and of what comes out
+print(f"inside layers, by the rule: {2 * (len(pair) - 1) * 512 * each_image:,} bytes")
 
 # %% [markdown]
-# Both cuts leave about half of the weights and of Adam's state on each device. But the cut inside
-# layers sends more. Call the bytes that go into a pair S, here 1024 · 256 numbers of 4 bytes. In
-# the forward pass every device but the first gets S and sends S back, and in the backward pass
-# again. So on n devices each pair sends 4 (n − 1) S in a step. A cut between layers sends 2 S,
-# however many pairs there are.
+# Only the cut inside layers leaves half on each device. In its forward pass every device but the
+# first gets the pair's input and sends a part of the result back. In the backward pass the
+# gradients of both go the opposite ways. So on n devices a pair sends 2 (n − 1) times the bytes of
+# its input and result.
 #
-# How long does a step take?
+# When does each device work?
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Each bar is an operation, a second row of bars is a second operation at the same time, and grey is
-# a wait. With a cut between layers, the devices nearly take turns. Inside layers, both work on each
-# pair at the same time. At each dotted line a pair's results or gradients are added up, for the
-# second time just before the backward pass. Between the pairs only the first device works, on all
-# other layers.
+# Each bar is an operation, two rows are two operations at the same time, and grey is a wait. Cut
+# between layers, the network keeps the device with `fc1` busy, and the other one waits. Cut inside
+# layers, both work on the pair. The dotted lines are its two sums, the first just before the
+# backward pass.
 #
-# The titles give the times. On two cores a split can gain little or lose, because one device alone
-# already uses both in the backward pass.
+# On two cores a split gains little time, because one device alone already uses both in most of the
+# backward pass.
 #
 # | | |
 # |---|---|
-# | **Use it when** | the model fits on no device, and its layers are wide or the link is fast |
+# | **Use it when** | one layer is too large for a device, or wide layers are too slow on one |
 # | **It costs** | four transfers for each pair and each further device, in every step |
-# | **Instead** | if the model fits, share out the batch ([[01]]); else [[12]] or [[13]] |
+# | **Instead** | if the model fits, share out the batch ([[01]]); if each layer fits, [[12]] |
 #
 # ## Proof
 #
-# We train the split network and the whole one in float64, where rounding hides no mistake. The
-# optimizer is SGD, because Adam would hide a gradient that is twice as large:
+# We train both in float64, where rounding hides no mistake. The optimizer is SGD, because Adam
+# would hide a gradient that is twice as large:
 
 # %%
 keras.config.set_floatx("float64")
@@ -177,7 +181,7 @@ with tf.device(first):
     start = whole.get_weights()
     for each in (whole, split):
         each.compile(keras.optimizers.SGD(0.01), entropy, jit_compile=False)
-        each.fit(x[:512], y[:512], batch_size=256, shuffle=False, verbose=0)
+        each.fit(x, y, batch_size=256, shuffle=False, verbose=0)
 
 # %%
 print("equal to 1e-12:", apart(split.get_weights(), whole.get_weights()) < 1e-12)
@@ -186,7 +190,7 @@ print("training moved a weight by over 0.001:", apart(start, whole.get_weights()
 # %% [markdown]
 # ## Break it
 #
-# Suppose that you split a pair by hand and give every part the bias of `down`. In a new network all
+# Suppose that you split a pair by hand and give every part the bias of `fc2`. In a new network all
 # biases are zero. Write down what you expect of the outputs, and of the bias after a step:
 
 # %%
@@ -202,17 +206,22 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 
 # %% [markdown]
 # The outputs are equal, but each part gets the whole gradient, so two biases learn twice as fast.
-# Only a comparison after a step catches this. If `down` were cut by columns, too, a device would
-# need all hidden numbers and has only its own. `fit.use` refuses that.
+# Only a comparison after a step catches this. `fit.use` makes one bias, on the first device.
 #
 # ## On GPUs
 #
-# A split pays if it saves more time than its transfers take. Here four transfers of S = 1.05 MB
-# take 0.35 ms over PCIe at 12 GB/s. Half of a pair's 6.4 GFLOP is 0.32 ms at 10 TFLOP/s, so nothing
-# is won. With twice as many hidden numbers it would be 0.64 ms, for the same bytes. All transfers
-# pass the first GPU, so take two to four.
+# Does a split also save time? A step multiplies three times with each matrix: once forward, twice
+# for gradients. With h hidden numbers these are 6 h (in + out) operations for each example, half of
+# which the second device takes over. The transfers are 8 (in + out) bytes. So the split pays if
 #
-# Keras's own `ModelParallel` is for JAX, and with TensorFlow it splits nothing.
+# **h > 8/3 · operations a second / bytes a second.**
+#
+# At 10 TFLOP/s, and 12 GB/s over PCIe, h has to be over 2,222. VGG16 has 4096 and gains; with 2048
+# you need a faster link. All transfers pass the first GPU, so the limit grows with the number of
+# GPUs: take two to four.
+#
+# In a Transformer, `layers="auto"` finds the pairs, and splits attention by heads ([Parts of
+# layers](../docs/parts_of_layers.md)). Keras's own `ModelParallel` splits nothing with TensorFlow.
 #
 # ## On your own
 #
@@ -241,7 +250,8 @@ checks.gated(gated)
 # in order. Write `losses(logits, y)`, the cross entropy of each example: the log of the sum of
 # exp(score) over all classes, less the score of class `y`. At most 16 bytes for each example may
 # leave a device, and scores of 1000 must not overflow: log Σ exp(s) = m + log Σ exp(s − m) for any
-# m, so each device can take its own highest score as m.
+# m, so each device can take its own highest score as m. Class `y` is on one device only:
+# `tf.one_hot` of a class outside its range is all zeros.
 
 # %% tags=["exercise"]
 def losses(logits, y):
@@ -272,21 +282,21 @@ checks.losses(losses)
 # %% [markdown]
 # ## What we saw
 #
-# - Split inside its layers, the network sent 8,388,608 bytes in a step, and split between them
-#   2,097,152; the fullest device kept 15.1 MB instead of 27.7 MB.
+# - Between layers, a cut left 19.3 of 22.5 MB on one device. Inside layers it left 11.3 MB, and
+#   7,471,104 bytes crossed instead of 4,194,304.
 # - In float64 the weights after training were those of one device to 1e-12.
 # - A bias in both parts learned 2.0 times as fast, while the outputs were equal.
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]] has two splits in each block, so more bytes cross than in any
-# other way:
+# In the small Transformer of [[01]], where the columns are explained, parts of layers send more
+# than stages, and take less time:
 #
-# [[ways]]
+# [[ways: 00 12 13]]
 #
 # ## In practice
 #
-# If a model fits on no device, split it inside its layers if these are wide or the link is fast.
-# Otherwise, and across machines, split it between layers.
+# `memory.plan` names a layer that is larger than a device's share. Split it with the layer behind
+# it, and compare a step with one device.
 #
 # Next: [[next]].

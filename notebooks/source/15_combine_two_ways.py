@@ -1,24 +1,25 @@
 # %% [markdown]
 # # Combine two ways
 #
-# Your model needs two GPUs, because one cannot hold it. You have four, and two of them should not
-# be idle.
+# Your model needs two GPUs, because one cannot hold it. You have four, and if two of them train the
+# model in two stages ([[12]]), the others do nothing.
 #
 # **In this lesson** one line arranges four devices in two rows, each row computes the whole model
 # in two stages, and the rows share the batch.
 #
-# ![Four devices in a grid. Along a row activations go to the second stage and their gradients come
-# back. Between the rows weights go down and their gradients come up.](pictures/15_grid.svg)
+# ![Four devices in a grid. Along each row activations go to the second stage and their gradients
+# come back, 1.05 MB. Between the rows weights go down and their gradients come up, 10.1
+# MB.](pictures/15_grid.svg)
 #
-# In a step of our network, 2.1 MB cross within the rows and 10.1 MB between them. These sums say
-# where the fast link belongs. With four devices, the line of [[12]] is enough:
+# What crosses in a step says where the fast link belongs. The line is that of [[12]]:
 #
 # ```python
-# model = fit.use(model, plan, stages=2)  # four devices make two rows of two
+# plan = devices.setup()
+# model = fit.use(model, plan, stages=2)  # four devices make two rows
 # model.fit(images, labels)
 # ```
 #
-# **You need** [[07]], [[12]] and, for parts of layers, [[14]].
+# **You need** [[07]] and [[12]]; [[11]], [[13]] and [[14]] for what you can add.
 
 # %%
 from mgpu_helpers import devices
@@ -43,9 +44,9 @@ images, labels = digits.load(1024)
 images = images.reshape(1024, 784)
 
 # %% [markdown]
-# ## See four devices work
+# ## Two devices do nothing
 #
-# The network has two residual blocks, as in [[14]], with 5 MB of weights:
+# The network has two residual blocks, and 5 MB of weights:
 
 # %%
 def build():
@@ -62,22 +63,34 @@ def build():
     return model
 
 
-def use(**options):
+def use(where=plan, **options):
     with tf.device(plan.host):
-        return fit.use(build(), plan, **options)
+        return fit.use(build(), where, **options)
 
-# %%
-model = use(stages=2)
-print(*fit.layout(model).rows, sep="\n")
+
+def traced(model, batch=1024):
+    with tf.device(plan.host):  # prepares the batch
+        return trace.fit_step(model, (images[:batch], labels[:batch]))
 
 # %% [markdown]
-# Rows that share the batch are **data parallelism**, stages are **model parallelism**, and such a
-# grid is called a **device mesh**. In this traced step, `F0` is a stage's forward pass, and `B0`
-# its backward pass:
+# We give its two stages two of the devices, and then all four. How many bytes do the matrix
+# products of a forward pass make on each device?
+
+# %%
+for where in (plan.devices[:2], plan):
+    model = use(where, stages=2)
+    step = traced(model)
+    products = [op for op in step.ops if "MatMul" in op.type and "gradient" not in op.name]
+    print("rows:", *fit.layout(model).rows)
+    for device in plan.devices:
+        print(f"  {device} {sum(op.bytes for op in products if op.device == device):9,} bytes")
+
+# %% [markdown]
+# Four devices make two rows, and each computes half as much, for half of the images. Rows that
+# share the batch are **data parallelism**, stages are **model parallelism**, and such a grid is a
+# **device mesh**. In the traced step, `F0` is a stage's forward pass, and `B0` its backward pass:
 
 # %% tags=["varies", "cover"]
-with tf.device(plan.host):  # prepares the batch
-    step = trace.fit_step(model, (images, labels))
 ax = charts.pipeline(step)
 ax.set_title("Two rows of two stages: forward dark, backward pale", loc="left")
 names = [f"row {i // 2}: {label.get_text()}" for i, label in enumerate(ax.get_yticklabels())]
@@ -85,10 +98,12 @@ ax.set_yticks(ax.get_yticks(), names)
 plt.show()
 
 # %% [markdown]
-# All four devices work. Each row takes its half of the batch through both stages and back. The rows
-# meet between `F0` and `B0` of the second stage, at the loss, which the first row computes for the
-# whole batch, and when gradients are added up. If four devices share fewer cores, the times and
-# gaps say nothing about GPUs.
+# Both rows work at the same time. Within a row the stages take turns, so each device is idle about
+# half of the time. `pieces=4` shortens that ([[13]]); here the batch is one piece, number 0. White
+# inside a frame is a short wait.
+#
+# The rows meet twice: at the loss, which the first row computes for the whole batch, and when
+# gradients are added up. Four devices share two cores here, so the times say nothing about GPUs.
 #
 # Where are the weights?
 
@@ -98,7 +113,8 @@ for device, size in at_rest(model.weights).items():
 
 # %% [markdown]
 # They are in the first row only. In each step the second row reads them there and sends their
-# gradients back. If you add `state="owners"`, the rows share out weights and slots, as in [[11]].
+# gradients back. With `state="owners"` the rows share out the weights and the optimizer's state
+# ([[11]]).
 #
 # ## By hand
 #
@@ -122,8 +138,8 @@ def weights():
     return pairs
 
 # %% [markdown]
-# Within a row it goes as in [[12]]: each stage has its own tape, and the gradient of `middle` comes
-# back. The loss of a row is its part of the mean, so its sum is divided by the whole batch, 4:
+# Within a row each stage has its own tape, and the gradient of `middle` comes back ([[12]]). The
+# loss of a row is its part of the mean, so its sum is divided by the whole batch, 4:
 
 # %%
 def gradients(row, pair, x):
@@ -168,8 +184,8 @@ for name, (one, other) in take_step(pairs)[1].items():
 # ## Proof
 #
 # Two steps of `fit` are compared with one device, in float64, where rounding hides no mistake. The
-# batches of 99 and 51 images do not divide by two. Beside stages we try parts of every large
-# layer, where `row=2` puts two devices into a row:
+# batches of 99 and 51 images do not divide by two. Beside stages we try parts of layers ([[14]]),
+# where `row=2` puts two devices into a row:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -200,10 +216,8 @@ keras.config.set_dtype_policy("float32")
 # %%
 def crossed(model, batch):
     row_of = {device: i for i, row in enumerate(fit.layout(model).rows) for device in row}
-    with tf.device(plan.host):
-        step = trace.fit_step(model, (images[:batch], labels[:batch]))
     within = between = 0
-    for (source, target), size in step.bytes_between().items():
+    for (source, target), size in traced(model, batch).bytes_between().items():
         if plan.host not in (source, target):
             if row_of[source] == row_of[target]:
                 within += size
@@ -231,7 +245,8 @@ print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} by
 # ## Ask first
 #
 # `memory.plan` proposes rows too, and counts both sums. Here are its ways for four devices, and
-# about what the fullest device would hold:
+# about what the fullest device would hold. In `stages=[…]` are the layers with which the later
+# stages begin:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.host):
@@ -259,25 +274,23 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 
 # %% [markdown]
 # The loss falls in both cases, and no error says that the rows now train two models. So compare the
-# weights of all rows after a step. (`fit.use` has only one copy in a process.)
+# weights of all rows after a step. `fit.use` has only one copy in a process.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model needs some of your devices, and you have a multiple of them |
 # | **It costs** | what crosses within the rows, and between them weights and gradients |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
-# | **With it** | `pieces=4` keeps both stages of a row busy ([[13]]) |
 # | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #
-# `nvidia-smi topo -m` prints which GPUs NVLink connects. The devices of a row are neighbours in
-# `plan.devices`, and those of one stage are a column of the grid. To put the columns on the fast
-# links, give `fit.use` a list of the devices in another order instead of the plan.
+# `nvidia-smi topo -m` prints which GPUs NVLink connects. Rows are neighbours in `plan.devices`. To
+# put the columns of the grid on the fast links, give `fit.use` a list of the devices in another
+# order instead of the plan.
 #
-# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines three ways: parts of layers within a
-# server, stages across servers, and rows for the batch. In `fit.use` a row has stages or parts of
-# layers, not both.
+# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines rows with stages and with parts of
+# layers. In `fit.use` a row has one of the two.
 #
 # ## On your own
 #
@@ -330,15 +343,14 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# With the small Transformer of [[01]], each device of a grid keeps 5.2 MB, as in two stages. A step
-# adds about half as much, 21.0 MB. What crosses is the sum of both ways, 2.1 and 9.4 MB. No time
-# is given, because four devices share two cores:
+# [[01]] explains the columns. The fullest device keeps as much as in two stages, and adds half as
+# much. What crosses is the sum of both ways. No time is given, as four devices share two cores:
 #
-# [[ways]]
+# [[ways: 00 01 12]]
 #
 # ## In practice
 #
-# Give the model as few devices as hold it, and the rest of them to more rows. Read both sums in
-# `memory.plan`, and choose the order of the devices by them.
+# Give a row as few devices as hold the model. Read both sums in `memory.plan`, and order the
+# devices by them.
 #
 # Next: [[next]].

@@ -270,8 +270,11 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
         for row, device in enumerate(step.devices):
             ax.broken_barh([(start, end - start) for start, end in _waits(step, device)],
                            (row - 0.38, 0.76), facecolor=HOST, alpha=0.25)  # fmt: skip
-        words = ["sum"]  # on the first line only: the others may be near
-        marks = [(at, words.pop() if words else "", -3, "right", ":") for at in _sums(step)]
+        marks, labelled = [], -step.length
+        for at in sorted(_sums(step)):  # where two are near, the first one has the word
+            near = at - labelled < 40 * pixel
+            marks.append((at, "" if near else "sum", -3, "right", ":"))
+            labelled = labelled if near else at
         if (begins := backward_begins(step)) is not None:
             marks.append((begins, "backward pass", 3, "left", "--"))
         for at, text, x, align, line in marks:

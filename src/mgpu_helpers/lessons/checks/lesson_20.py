@@ -13,7 +13,7 @@ def _servers() -> list[tuple[float, ...]]:
     rng = np.random.default_rng(seed=0)
     drawn = (int(1e7 * rng.uniform(1, 9)), rng.uniform(0.1, 0.9), 7, rng.uniform(0.6, 0.9))
     return [
-        (100_000_000, 0.4, 2, 0.5), (100_000_000, 0.4, 2, 0.8), (100_000_000, 0.4, 4, 0.8), drawn,
+        (100_000_000, 0.4, 2, 0.8), (100_000_000, 0.4, 2, 0.6), (100_000_000, 0.4, 4, 0.8), drawn,
     ]  # fmt: skip
 
 
@@ -28,6 +28,25 @@ slowest = same_as(
         f"of {efficiency:.3g} want {right:.6g} bytes a second, not {got:.6g}"
     ),
     way="one number is wanted",
+    wrong={
+        "in a ring each server sends 2(n - 1)/n times the bytes of the gradients":
+            lambda parameters, step, servers, efficiency: (
+                4 * parameters / (step / efficiency - step)
+            ),
+        "divide by the number of servers: each sends 2(n - 1)/n times the gradients":
+            lambda parameters, step, servers, efficiency: (
+                2 * (servers - 1) * 4 * parameters / (step / efficiency - step)
+            ),
+        "a step with its exchange takes step / efficiency: take step away from it":
+            lambda parameters, step, servers, efficiency: (
+                2 * (servers - 1) / servers * 4 * parameters / step
+            ),
+        "a step takes longer with the exchange: divide step by efficiency":
+            lambda parameters, step, servers, efficiency: (
+                2 * (servers - 1) / servers * 4 * parameters / (step * (1 - efficiency))
+            ),
+    },
+    unknown="the exchange may take step / efficiency - step",
     yes="four links, and no faster than they have to be",
 )
 
@@ -43,6 +62,7 @@ def _links() -> list[tuple[float, ...]]:
         (138_000_000, 0.474, 1.19e9, 1.7), (138_000_000, 0.474, 1.19e9, 1.5),
         (25_600_000, 0.295, 1.19e9, 1.7), (138_000_000, 0.474, 7.5e9, 1.7), drawn,
         (70_000_000, 0.3, 1.25e9, 1.5),  # 2.24 batches
+        (100_000_000, 0.5, 4e8, 1.5),  # 6 batches, to the bit
     ]  # fmt: skip
 
 
@@ -59,6 +79,7 @@ batches = same_as(
         "round up: after fewer batches the gain is below that":
             lambda *link: max(1, round(_exact(*link))),
         "there is no part of a batch: round up": _exact,
+        "the gain is reached, so one more is too many": lambda *link: math.floor(_exact(*link)) + 1,
     },
     yes="VGG16 x 64 reaches 1.7 over 10 Gbit after 6 batches, and ResNet-50 x 64 after 2",
 )
