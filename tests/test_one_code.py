@@ -11,7 +11,7 @@ import pytest
 
 import lessons
 from mgpu_helpers import towers
-from mgpu_helpers.lessons import averaging, schedules
+from mgpu_helpers.lessons import schedules
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +88,3 @@ def test_average(tf, taught):
     each = [[tf.constant(draw(3, 4)), tf.constant(10.0 * i)] for i in range(3)]
     for column, other in zip(zip(*each, strict=True), towers.average(each), strict=True):
         np.testing.assert_allclose(taught("mean")(column), other, rtol=1e-6)
-
-
-@pytest.mark.parametrize("size", [8, 11])
-def test_ring(tf, plan, size):
-    vectors = [tf.constant(vector) for vector in draw(2, size)]
-    (wanted,) = towers.average([[vector] for vector in vectors])
-    for one, device in zip(averaging.ring(vectors), plan.devices, strict=True):
-        np.testing.assert_array_equal(one, wanted)
-        assert one.device.endswith(device[1:])

@@ -11,18 +11,22 @@
 # layer, or fit.use, places all three.](pictures/04_what_a_block_places.svg)
 #
 # Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
-# box is work that ran wherever TensorFlow chose. Most people first put `tf.device` blocks around
-# the code that *builds* the layers, as in the first row. Then the second device runs none of the
-# three matrix products of its layer. If you have a compiled Keras model, these lines place it and
-# draw where each operation of a step ran:
+# box is work that ran in one place, which TensorFlow chose. Most people first put `tf.device`
+# blocks around the code that *builds* the layers, as in the first row. Then the second device runs
+# none of the three matrix products of its layer.
+#
+# ## The lines to paste
+#
+# For a Keras model, these lines place all that the last row shows, and draw where it ran:
 #
 # ```python
 # from mgpu_helpers import charts, devices, fit, trace
 #
-# plan = devices.setup(2)
+# plan = devices.setup(2)  # call it before you make the first tensor
+# model = build()  # your code makes and compiles the model here
 # model = fit.use(model, plan, stages=2)
-# step = trace.fit_step(model, (x, y))
-# charts.placement_map(step)
+# step = trace.fit_step(model, (x, y))  # a batch of your data
+# charts.placement_map(step).figure.savefig("map.png")
 # ```
 #
 # **You need** [[00]].
@@ -50,7 +54,9 @@ ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one dev
 #
 # The network for handwritten digits has two layers. `train_once` trains it for one step and returns
 # the loss. It also traces a step, which means that TensorFlow records what each device did. From
-# the trace it prints where the weights of each layer are, and where its matrix products ran:
+# the trace, `halves.places` tells where the weights of each layer are, and where its matrix
+# products ran. `jit_compile=False` keeps Keras from compiling the step with XLA, which accepts no
+# variable of another device:
 
 # %%
 images, labels = digits.load(64)
@@ -100,9 +106,10 @@ for layer, device, inputs in zip(parts, ends, [784, 32]):
 _ = train_once(keras.Sequential(parts), parts)
 
 # %% [markdown]
-# The weights are in the right places, but all products ran where TensorFlow chose. The reason is
-# that a layer computes where it is *called*, and Keras calls it outside the blocks. So the second
-# way keeps these layers, and puts blocks around their calls, too:
+# The weights are in the right places, but all products ran where TensorFlow chose. On cores this is
+# the host, `/CPU:0`; with GPUs it is the first GPU. The reason is that a layer computes where it is
+# *called*, and Keras calls it outside the blocks. So the second way keeps these layers, and puts
+# blocks around their calls, too:
 
 # %% tags=["unplaced"]
 class Called(keras.Model):
@@ -155,14 +162,16 @@ plt.show()
 show_crossing(step)
 
 # %% [markdown]
-# Both passes of each layer ran on its device, and the map shows the same step. A number in brackets
-# counts operations. The host holds the images `x` and the labels `y`. From the first layer to the
-# second crosses `middle`, which has 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of
-# `middle` has the same size and comes back.
+# Both passes of each layer ran on its device, and the map shows the same step. `first_1` and
+# `second_1` are the forward pass of the two layers, and `gradient_tape` is the backward pass. A
+# number in brackets counts operations. The host sends the images `x` and the labels `y`. From the
+# first layer to the second crosses `middle`, which has 64 · 32 numbers of 4 bytes, so 8,192 bytes.
+# The gradient of `middle` has the same size and comes back.
 #
 # ## Proof
 #
-# Does the step by hand compute the gradients that one tape computes on one device?
+# Does the step by hand compute the gradients that one tape computes on one device? `apart` gives
+# the largest difference, as a share of the largest number of its gradient:
 
 # %%
 with tf.device(ends[0]):
@@ -216,9 +225,9 @@ except tf.errors.InvalidArgumentError as error:
 tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
-# Now the wrong name is an error. But operations that have no version for GPUs, such as those on
-# strings, then also fail in a block that names a GPU. So we switched soft placement on again. With
-# it on, only a check finds a wrong name. Put this one into your tests:
+# Now the wrong name is an error. But a block that names a GPU then also fails for operations that
+# no GPU can run, such as those on strings. So we switched soft placement on again. With it on, only
+# a check finds a wrong name. Put this one into your tests:
 
 # %%
 def ran_on(step, kind):
@@ -230,15 +239,13 @@ _, lost_step = trace.function_step(lost, numbers)
 print("lost, on /GPU:9:", ran_on(lost_step, "MatMul") == ["/GPU:9"])
 
 # %% [markdown]
-# The step by hand passes the check, and `lost` fails it. The check reads a trace, which lists what
-# ran. TensorFlow's **placement log** is not enough, because of a graph it lists what is planned.
+# The step by hand passes the check, and `lost` fails it.
 #
 # ## On GPUs
 #
 # > TensorFlow numbers the GPUs that it may see. With `CUDA_VISIBLE_DEVICES=2,3` they are `/GPU:0`
 # > and `/GPU:1`, and a block of `/GPU:2` runs on `/GPU:0` without a word. If you place by hand,
-# > compile with `jit_compile=False`, as here. Otherwise Keras compiles the step with XLA, which
-# > accepts no variable of another device. `fit.use` takes care of this itself.
+# > compile with `jit_compile=False`, as here. `fit.use` takes care of this itself.
 #
 # ## On your own
 #

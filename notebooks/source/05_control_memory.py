@@ -11,8 +11,8 @@
 # allocator counts what it handed out to tensors, the driver all that is given away. Below, each
 # process has memory on the host.](pictures/05_who_holds_what.svg)
 #
-# By TensorFlow's rules, a script on an empty GPU of 16 GiB takes 15.6 GB for 600 MB of tensors if
-# nothing is set, and 1.08 GB with the first setting below.
+# Of an empty GPU of 17.2 GB (16 GiB), a script with 600 MB of tensors takes 15.6 GB if nothing is
+# set, and 1.08 GB with the first setting below.
 #
 # ## The lines to paste
 #
@@ -24,11 +24,11 @@
 #     tf.config.experimental.set_memory_growth(gpu, True)
 # ```
 #
-# With a **memory limit**, TensorFlow takes that much for its tensors, here 4096 MiB:
+# With a **memory limit**, TensorFlow takes that much for its tensors, here 2048 MiB:
 #
 # ```python
 # gpu = tf.config.list_physical_devices("GPU")[0]
-# limit = tf.config.LogicalDeviceConfiguration(memory_limit=4096)
+# limit = tf.config.LogicalDeviceConfiguration(memory_limit=2048)
 # tf.config.set_logical_device_configuration(gpu, [limit])
 # ```
 #
@@ -48,12 +48,10 @@ import json
 import subprocess
 import sys
 
-import keras
 import matplotlib.pyplot as plt
-import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, memory
+from mgpu_helpers import memory
 from mgpu_helpers.lessons import drawings, growth
 from mgpu_helpers.lessons.checks import lesson_05 as checks
 from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
@@ -75,50 +73,52 @@ MIB = 2**20
 #
 # The allocator keeps what no tensor uses, even after tensors are deleted. Each process also has a
 # **CUDA context**, a few hundred MB for the driver's own work, on every GPU that it uses.
+# `memory.Monitor` asks all three while your code runs ([[09]]).
 #
 # ## Try it
 #
-# `memory.Monitor` asks all three ten times a second. Without a GPU only the process answers. A
-# small network trains with three sizes of batch:
+# `scripts/hold_memory.py` tries each setting in a new process with 600 MB of tensors. Without a
+# GPU, the chart is calculated for an empty GPU of 16 GiB. For growth it takes what a new process
+# takes here: TensorFlow's allocator for GPUs can also serve the host, and `growth.on_host` reads
+# the regions from its log. The process makes a small tensor and six of 100 MB, deletes them and
+# makes them again:
 
 # %%
-def build():
-    convs = [keras.layers.Conv2D(filters, 3, activation="relu") for filters in (32, 64)]
-    pool = keras.layers.GlobalAveragePooling2D()
-    model = keras.Sequential([keras.Input([32, 32, 3]), *convs, pool, keras.layers.Dense(10)])
-    model.compile("adam", "mse", jit_compile=False)
-    return model
-
-
-images, targets = np.ones([256, 32, 32, 3], "float32"), np.zeros([256, 10], "float32")
+logged = growth.on_host(100_000_000, 6)
+print("regions in TensorFlow's log:", [region // MIB for region in logged], "MiB")
 
 # %% tags=["varies", "cover"]
-with tf.device(plan.devices[0]), memory.Monitor() as monitor:
-    with monitor.phase("build"):
-        model = build()
-    for batch in (16, 64, 256):
-        with monitor.phase(f"batch of {batch}"):
-            model.fit(images, targets, batch, verbose=0)
-charts.monitor(monitor)
+script = [sys.executable, "scripts/hold_memory.py"]
+done = subprocess.run(script, capture_output=True, text=True, check=True)
+records = [json.loads(line) for line in done.stdout.splitlines()]
+drawings.lab(records, growth=sum(logged))
 plt.show()
 
 # %% [markdown]
-# The largest batch adds the most, because a step holds the outputs of its layers for each example
-# ([[09]]).
+# With nothing set, a second script finds little room: the 1.6 GB that are left, less its own CUDA
+# context. These are the rules in [TensorFlow's source](../docs/sources.md#allocator):
+#
+# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve. It
+#   is 1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones.
+#   If less than 2 GiB is free, it is 225 MiB.
+# - **A limit**, or `per_process_gpu_memory_fraction` in programs of TensorFlow 1 ([[25]]): it takes
+#   that much with its first tensor.
+# - **Growth**: it takes a region when a tensor does not fit.
+# - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
+# - **Every GPU hidden**: it takes nothing.
 #
 # ## By hand: growth
 #
-# Growth takes more than the tensors need, because the allocator takes whole regions. For the first
-# it plans 2 MiB. If a tensor finds no free piece that is large enough, the allocator takes a region
-# of the planned size, and plans twice as much for the next. If the planned size is too small, it is
-# doubled until the tensor fits, and stays the same for the next region. What is left of a piece is
-# handed out with the tensor if it is smaller than the tensor and than 128 MiB:
+# Why does growth take nearly twice what the tensors need? The allocator plans the size of the next
+# region, and the plan only doubles:
 #
 # ![Five regions, a row for each: 2 MiB for a small tensor, 128 for tensor 1, 128 for tensor 2, 256
 # for 3 and 4, 512 for 5 and 6. The rest is handed out with tensors 1, 2 and 4, and kept
 # elsewhere.](pictures/05_growth.svg)
 #
-# The picture shows a small tensor and six of 100 MB. Here is the rule in code:
+# A tensor that fits into the planned size gets a region of that size, and then the plan doubles.
+# For a larger tensor the plan doubles first, until it fits. A small rest is handed out with the
+# tensor. Here is the rule in code. It looks only into the newest region, which is enough here:
 
 # %%
 def regions(sizes):
@@ -144,46 +144,17 @@ print("regions:", [region // MIB for region in by_hand], "MiB")
 print(memory.size_text(sum(by_hand)), "for", memory.size_text(sum(tensors)), "of tensors")
 
 # %% [markdown]
-# That is nearly twice what the tensors need.
-#
 # ## Proof
 #
-# Does TensorFlow follow this rule? Its allocator for GPUs can also serve the host, and its log
-# names each region. `growth.on_host` reads the log of a new process, which makes the same tensors,
-# deletes them and makes them again:
+# Did TensorFlow follow this rule?
 
 # %%
-logged = growth.on_host(100_000_000, 6)
-print("regions in TensorFlow's log:", [region // MIB for region in logged], "MiB")
-print("as by hand:", logged == by_hand)
+print("TensorFlow's regions are those by hand:", logged == by_hand)
 
 # %% [markdown]
-# The log has the same five regions, and no sixth: the allocator had kept the memory of the deleted
-# tensors. So an idle notebook keeps its memory until you restart its kernel.
-#
-# ## What each setting takes
-#
-# [TensorFlow's source](../docs/sources.md#allocator) has these rules:
-#
-# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve of
-#   1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones.
-# - **A limit**, or a fraction in graph code ([[25]]): it takes that much with its first tensor.
-# - **Growth**: it takes regions, as above.
-# - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
-# - **Every GPU hidden**: it takes nothing.
-#
-# `scripts/hold_memory.py` tries each setting in a new process with 600 MB of tensors. Without a
-# GPU, the chart is calculated by these rules for an empty GPU of 16 GiB:
-
-# %% tags=["varies"]
-script = [sys.executable, "scripts/hold_memory.py"]
-done = subprocess.run(script, capture_output=True, text=True, check=True)
-records = [json.loads(line) for line in done.stdout.splitlines()]
-drawings.lab(records, growth=sum(by_hand))
-plt.show()
-
-# %% [markdown]
-# With nothing set, a second script finds no room.
+# The log has these five regions and no sixth, although the tensors were made twice: the allocator
+# had kept the memory of the deleted ones. So an idle notebook keeps its memory until you restart
+# its kernel.
 #
 # ## Break it
 #
@@ -192,7 +163,7 @@ plt.show()
 # `gpu_options` returns what it would start with:
 
 # %%
-limit = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+limit = tf.config.LogicalDeviceConfiguration(memory_limit=2048)
 with pretend_gpus(1) as [gpu]:
     tf.config.experimental.set_memory_growth(gpu, True)
     print("growth:", gpu_options().allow_growth)
@@ -213,16 +184,16 @@ with pretend_gpus(1) as [gpu]:
 #
 # ## On GPUs
 #
-# > The chart of the settings includes the CUDA context. In the first chart, the first batch may add
-# > the most, because algorithms for the convolutions are tried then. When memory runs out,
-# > TensorFlow logs what holds it. `devices.setup` silences this log, unless
-# > `TF_CPP_MIN_LOG_LEVEL=0` is in the environment.
+# > The chart is measured there, and includes the CUDA context. When memory runs out, TensorFlow
+# > logs what holds it. `devices.setup` silences this log, unless `TF_CPP_MIN_LOG_LEVEL=0` is in the
+# > environment.
 #
 # ## On your own
 #
 # **1.** Write `prepare(gpus)`, which gets the list of a machine's GPUs before TensorFlow has
-# started. Afterwards TensorFlow should see only the last two, and both should grow. The check
-# calls `prepare` with 2 to 8 GPUs.
+# started. Afterwards TensorFlow should see only the last two, and both should grow.
+# `tf.config.set_visible_devices(some, "GPU")` hides all GPUs but some. The check calls `prepare`
+# with 2 to 8 GPUs.
 
 # %% tags=["exercise"]
 def prepare(gpus):
@@ -262,9 +233,9 @@ checks.limit_for(limit_for)
 # %% [markdown]
 # ## What we saw
 #
-# - The largest batch added most to what the process held.
-# - TensorFlow's log named the regions of our rule: 2, 128, 128, 256 and 512 MiB, or 1.08 GB for
-#   600 MB of tensors.
+# - With growth, TensorFlow took regions of 2, 128, 128, 256 and 512 MiB.
+# - By our rule these are 1.08 GB for 600 MB of tensors, and TensorFlow's regions were the same.
+# - Deleted tensors gave no memory back: made again, they needed no new region.
 # - A limit switched growth off without a message.
 #
 # ## In practice

@@ -14,9 +14,18 @@
 # The host cuts the batch into **shards**. Each device runs the function on one shard, and the host
 # joins the results. The first device keeps the weights and sends them to the others at each call.
 # With two devices, all 1,605,632 numbers of our function agree with those of one device to 0.00001.
-# One line is enough, and you call `on_all` like your function:
+#
+# ## The lines to paste
+#
+# Here `saliency` is your function, which calls the model. Call `on_all` like it:
 #
 # ```python
+# import tensorflow as tf
+# from mgpu_helpers import devices, towers
+#
+# plan = devices.setup()  # all GPUs; call it before you make the first tensor
+# with tf.device(plan.devices[0]):
+#     model = build()  # your code makes or loads the model here
 # on_all = tf.function(towers.make_parallel(saliency, plan.devices))
 # ```
 #
@@ -122,8 +131,7 @@ print(f"the devices sent each other {sent:,} bytes")
 #
 # `on_each` calls a function on each device with the shards of that device. `make_parallel`, after
 # *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)), cuts the batches before and
-# joins the results after ([[23]] has it in a graph). Both functions take any number of batches and
-# of devices:
+# joins the results after. Both functions take any number of batches and of devices:
 
 # %%
 def on_each(function, devices, *shards):
@@ -187,18 +195,16 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
     plt.show()
 
 # %% [markdown]
-# The batch is `x` or `args_0`, and `tower_0` and `tower_1` are the function on the first and on the
-# second shard. On the first device, `tower_1` reads the weights for the second. With one tape, the
-# devices send the host what the backward pass needs, and the first device sends it the weights,
-# too, all but the biases. With a tape on each, they send the host only results.
-#
-# A gradient of the *weights* has no row for each image. Then the host takes the mean of the shards'
-# gradients instead of joining rows, as in [[07]].
+# `split` cuts the batch, which is `x` or `args_0`, and `concat` joins the results. `tower_0` and
+# `tower_1` are the function on the two shards, and `gradient_tape` is the backward pass. On the
+# first device, `tower_1` only reads weights for the second. With one tape, the host gets what the
+# backward pass needs, and for each shard the weights, too, all but the biases. With a tape on each,
+# it gets only results.
 #
 # ## Was it faster?
 #
-# Several devices gain only if a call computes for longer than it copies. We time ten pairs of
-# calls, in which `.numpy()` waits for the result:
+# Sharing pays if it saves more time than its copies take; two devices save at most half of the
+# computing. We time ten pairs of calls, in which `.numpy()` waits for the result:
 
 # %%
 on_one = tf.function(towers.make_parallel(saliency, [first]))
@@ -207,28 +213,24 @@ timing.compare(
     names=("on all", "on one"), repeats=10)  # fmt: skip
 
 # %% [markdown]
-# The way named first was the faster one, unless the two cannot be told apart. In at least nine of
-# ten cases, the ratio of many more pairs would lie between the two numbers in brackets. On two
-# quiet cores `on all` is faster; if other programs use the cores, it may not be.
+# On two quiet cores `on all` is faster; other programs on the cores can hide it. In at least nine
+# of ten cases, the ratio of many more pairs lies between the two numbers in brackets.
 #
 # | | `towers.make_parallel` |
 # |---|---|
 # | **Use it when** | your function treats each row of a batch by itself, with much work for each |
 # | **It costs** | at each call, weights go to the other devices, rows to all, and results back |
-# | **Instead** | to train or predict, [[01]]; for many calls with these weights, `strategy.run` |
+# | **Instead** | to train or predict, [[01]]; its `strategy.run`, if the weights should not cross |
 #
-# `strategy.run` ([[01]]) calls a function with a copy of the model on each device, so no weights
-# cross. In both ways, the function must not mix rows. With `training=True` BatchNormalization does,
-# because it takes the mean of its shard, and no error says so. `towers.make_parallel` refuses a
-# function that returns a single number, and a batch that does not divide, unless you pass
-# `uneven=True`.
+# The function must not mix rows. BatchNormalization does with `training=True`, because it takes the
+# mean of its shard, and no error says so. A function that returns a single number is refused. So is
+# a batch that does not divide, unless you pass `uneven=True` to `towers.make_parallel`.
 #
 # ## On GPUs
 #
-# A ResNet-50 has 102 MB of weights; 256 photos take 154 MB, and so does their saliency. At 10 GB/s
-# all of this crosses in 41 ms. The saliency takes about 4 TFLOP, which keep a GPU of 15 TFLOP/s
-# busy for more than a quarter of a second, so several GPUs pay. Operations outside every
-# `tf.device` block go to the first GPU, so name the host for what you cut and join.
+# > The weights of a ResNet-50, 256 photos and their saliency are 410 MB, which cross in 41 ms at
+# > 10 GB/s. The saliency takes about 4 TFLOP, so 270 ms on a GPU of 15 TFLOP/s. Two such GPUs save
+# > half of that, much more than the copies take.
 #
 # ## On your own
 #
@@ -261,9 +263,10 @@ checks.uneven(make_parallel_uneven)
 
 # %% [markdown]
 # **2.** `mean_map` returns the mean saliency of all images. It sends the saliency of every image to
-# the host, and takes their mean there. Write it so that each device sends the host one image of 784
-# numbers, as a batch of one because `make_parallel` joins rows, and the result stays the same. Use
-# this lesson's `make_parallel`: `towers.make_parallel` wants a row for each example.
+# the host, and takes their mean there. Write it so that each device sends the host only its mean,
+# one image of 784 numbers, and the result stays the same. Each device returns its mean with a first
+# axis of one, because `make_parallel` joins rows. Use this lesson's `make_parallel`:
+# `towers.make_parallel` wants a row for each example.
 
 # %% tags=["exercise"]
 def mean_map(x):

@@ -10,11 +10,18 @@
 # ![The host averages the gradients of two devices, device 0 updates the weights, and both read
 # them in the next step.](pictures/07_two_towers.svg)
 #
-# With two devices, every weight moves as on one device, to a part in 10,000. For a compiled Keras
-# model, two lines do all of it:
+# With two devices, every weight moves as on one device, to a part in 10,000.
+#
+# ## The lines to paste
+#
+# For a Keras model, `fit.use` does all of it:
 #
 # ```python
-# fit.use(model, plan)
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()  # all GPUs; call it before you make the first tensor
+# model = build()  # your code makes and compiles it
+# model = fit.use(model, plan)
 # model.fit(x, y)  # or model.train_on_batch(x, y), in a loop of your own
 # ```
 #
@@ -35,13 +42,15 @@ import numpy as np
 import tensorflow as tf
 
 from mgpu_helpers import fit, towers, trace
-from mgpu_helpers.lessons import averaging, digits, drawings
+from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_07 as checks
 
 layers = keras.layers
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 # %% [markdown]
+# ## Try it
+#
 # We train a small convolutional network on 840 handwritten digits. All of them are one batch, so an
 # epoch is one step:
 
@@ -67,7 +76,7 @@ history = model.fit(x, y, batch_size=840, epochs=5, shuffle=False, verbose=0).hi
 print("losses of five steps:", np.round(history["loss"], 2))
 
 # %% [markdown]
-# The loss falls. Now we build such a step ourselves.
+# Now we build such a step ourselves.
 #
 # ## By hand, with one weight
 #
@@ -76,8 +85,8 @@ print("losses of five steps:", np.round(history["loss"], 2))
 # batch**.
 #
 # The smallest model has one weight w. Our batch has 210 ones, 210 twos, 210 threes and 210 fours,
-# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx². Here it is for w = 1, first
-# for the batch and then for each shard:
+# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx². Here it is for w = 1, of
+# the batch and of each shard:
 
 # %%
 def slope(x, w=1.0):
@@ -96,15 +105,15 @@ print("shards:      ", *(f"{slope(shard):.1f}" for shard in shards))
 print(f"their mean:   {mean([slope(shard) for shard in shards]):.1f}")
 
 # %% [markdown]
-# The mean of the shards' gradients is the gradient of the global batch. ([[01]] adds them up,
-# because `fit` divides each loss by the size of the global batch. That gives the same.)
+# The mean of the shards' gradients is the gradient of the global batch, because the shards are
+# equally large. In [[01]], `fit` divides each shard's loss by the size of the global batch and
+# adds the gradients, which gives the same.
 #
 # ## For any model
 #
 # `make_step` does the same for a Keras model. The host cuts the batch with `towers.split`, and
 # `towers.run` calls `tower` on each device with that device's shard. Each tower returns its loss
-# and a gradient for each weight. `zip` turns these lists into columns: one column holds the
-# gradients that all towers have for one weight.
+# and a gradient for each weight. `zip` turns these lists into columns, one for each weight.
 
 # %%
 def make_step(model, places, together=mean):
@@ -154,8 +163,8 @@ print("by hand, below 1e-4 from one device:", apart(by_hand, one) < 1e-4)
 print("fit.use, below 1e-4 from one device:", apart(by_fit, one) < 1e-4)
 
 # %% [markdown]
-# Both steps on all devices are the step of one device, apart from rounding. Here is the step by
-# hand on one device and on all, each the fastest of three:
+# Both steps are the step of one device, apart from rounding. Here is the one by hand on one device
+# and on all, each the fastest of three:
 
 # %% tags=["varies", "cover"]
 def shortest(step):
@@ -168,9 +177,10 @@ plt.show()
 
 # %% [markdown]
 # The towers compute at the same time, each with half of the images. So on two free cores a box is
-# about half as wide as on one device; other programs make it wider. A box of half the height shares
-# its device with another operation. At the black line the last gradient has been averaged, so the
-# slower tower decides when the update can begin.
+# about half as wide as on one device. A box of half the height shares its device with another
+# operation. At the black line the last gradient has been averaged, so the slower tower decides when
+# the update can begin. The update itself is too short to be seen, and one device has nothing to
+# average.
 #
 # ## Break it
 #
@@ -206,29 +216,18 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # The host, `/CPU:0`, sends shards, and the means to the first device. Each device sends the
 # host its gradients, and a loss of 4 bytes. The second device reads the weights from the first.
 #
-# On GPUs the way through the host is slow, so the devices average among themselves. In an
-# **all-reduce**, all devices end with the mean of their gradients. If one device averages, it has
-# to send the mean to each of the others. In a **ring** this work is shared: each device cuts its
-# gradients into as many pieces as there are devices, and sends one piece at a time to its
+# Every further device adds to this, so on GPUs the devices average among themselves. In an
+# **all-reduce**, all end with the mean of their gradients. In a **ring** they share the work: each
+# cuts its gradients into as many pieces as there are devices, and sends one piece at a time to its
 # neighbour. Below, device 0 starts with ones, device 1 with tens, and so on:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
-# In the first three rounds a device adds what it receives to its own piece. Then each device has
+# In the first three rounds a device adds what it receives to its own piece, until each device has
 # one finished sum, 1111: this half is a **reduce-scatter**. In the last three rounds the finished
-# sums go around: this half is an **all-gather**. We trace both ways. A vector is as long as all
-# gradients together:
-
-# %%
-ways = {"first device": partial(averaging.central, middle=first), "ring": averaging.ring}
-for name, way in ways.items():
-    traffic, error = averaging.traffic(way, weights // 4)
-    most = max(out for _, out in traffic.values())
-    print(f"{name:12}  right to 1e-6: {error < 1e-6}  the busiest device sends {most:.2f} vectors")
-
-# %% [markdown]
-# With two devices the ring saves nothing. With more devices it does:
+# sums go around: this half is an **all-gather**. Divided by 4, the sums are the mean. Here a vector
+# is as long as all gradients together:
 #
 # | vectors that the busiest device sends | of 2 devices | of 4 | of 8 | of n |
 # |---|--:|--:|--:|--:|
@@ -269,10 +268,10 @@ def weighted_average(tower_gradients, sizes):
 checks.weighted_average(weighted_average)
 
 # %% [markdown]
-# **2.** `make_step` sends gradients to the host as float32. Write `half_the_bytes(vectors)`: each
-# device sends its own vector to the host as float16, and the host adds these vectors as float32 and
-# returns the mean. The check reads the bytes from a trace. There, operations that you do not place
-# run on the first device.
+# **2.** `make_step` sends gradients to the host as float32. Write `half_the_bytes(vectors)`, where
+# `vectors` lists one vector for each device of the plan, already there. Each device sends its
+# vector to the host as float16, and the host adds them as float32 and returns the mean. In the
+# check, operations that you do not place run on the first device.
 
 # %% tags=["exercise"]
 def half_the_bytes(vectors):
@@ -299,13 +298,12 @@ checks.half_the_bytes(half_the_bytes)
 #
 # - The gradients of two shards were 5.0 and 25.0. The gradient of the batch was their mean, 15.0.
 # - Both steps on all devices moved every weight as one device does, to 1e-4.
-# - The second device read 56,296 bytes of weights and sent 56,300 of gradients and loss.
 # - SGD showed in its losses that a step added gradients, and Adam did not.
 #
 # ## In practice
 #
 # Use `fit.use(model, plan)`, with `fit` or with `train_on_batch`: both take batches of any size. If
-# you change the step itself, start from `make_step`. It needs shards of one size, it leaves out the
-# penalties of layers, and its BatchNormalization takes the statistics of one shard.
+# you change the step itself, start from `make_step`. It needs shards of one size, it leaves out
+# regularization losses, and its BatchNormalization takes the statistics of one shard.
 #
 # Next: [[next]].
