@@ -20,6 +20,7 @@ import pytest
 from conftest import ROOT, limited, lives, wait_for
 from mgpu_helpers import jobs, nvml
 from mgpu_helpers._processes import process
+from mgpu_helpers.jobs import kept
 
 AFFINITY = getattr(os, "sched_getaffinity", lambda pid: set(range(os.cpu_count() or 1)))
 
@@ -217,6 +218,21 @@ def test_children_end_with_their_job(monkeypatch):
     (job,) = jobs.run([sh(CHILDREN)])
     children = [int(pid) for pid in job.tail.split()]
     assert job.ok and len(children) == 2 and not any(map(lives, children))
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_run_goes_on_where_a_keeper_does_not_end(code, monkeypatch, capfd, cores):
+    """As it cannot while something that the job left does not end, or has stopped it."""
+    monkeypatch.setattr(process, "GRACE", 0.2)
+    monkeypatch.setattr(kept, "LATE", 0.3)
+    told = f"until grep -qs '^{code} ' logs/.running/*; do sleep 0.02; done"
+    Path("stops").write_text(f"trap '' TERM; touch on; {told}; kill -STOP $1; sleep 60")
+    line = f"setsid sh stops $PPID & {until('-e on')}; exit {code}"
+    stuck, after = jobs.run([sh(line), sh("true")], devices=cores[:1], progress=False)
+    want = "failed" if code else "done", code, "done"
+    assert (stuck.status, stuck.returncode, after.status) == want
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and str(stuck.pid) in said[0] and not lives(stuck.pid)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to keep orphans")

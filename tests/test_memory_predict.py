@@ -14,7 +14,7 @@ from conftest import later, run_python
 from fit_models import cross
 from gpu_graph import recorded
 from keras_models import COMPILED, built, compiled, lesson
-from mgpu_helpers import devices, graph, memory
+from mgpu_helpers import devices, fit, graph, memory
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory.liveness import counted, entered
@@ -22,7 +22,7 @@ from mgpu_helpers.memory.measuring import Measured
 from mgpu_helpers.memory.order import DEVICE, in_order
 from mgpu_helpers.memory.predicting import _boundary
 from mgpu_helpers.memory.scratch import beside
-from mgpu_helpers.trace import function_step, read
+from mgpu_helpers.trace import fit_step, function_step, read
 
 D, MB = "/CPU:1", 10**6
 
@@ -440,3 +440,44 @@ def test_a_traced_step_holds_what_is_printed(name, kernels):
     assert not [row for row in rows if not row["inside"]]
     assert np.median([row["high"] / row["low"] for row in rows]) < 2.3
     assert (borrowed > 0) == (kernels == "0" and name not in ("wide", "text"))
+
+
+# Laid out by fit.use
+
+
+@pytest.mark.parametrize("options", [
+    {"pieces": 4}, {"pieces": 3, "recompute": True}, later({"pieces": 4, "recompute": True}),
+    later({"pieces": 3}),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", ["dense", "words"])
+def test_a_model_in_pieces_is_counted_as_its_loop_runs(kind, options, tf, keras, plan):
+    """Also where pieces are not even, and where sparse gradients grow from round to round."""
+    layers = keras.layers
+    with tf.device(plan.devices[0]):
+        first = [keras.Input((256,)), layers.Dense(256, "tanh")]
+        if kind == "words":
+            first = [keras.Input((32,), dtype="int32"), layers.Embedding(500, 64)]
+        model = keras.Sequential([*first, layers.Dense(128, "tanh"), layers.Dense(10)])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    fit.use(model, **options)
+    predicted, x = memory.predict(model, 256), np.ones((256, *model.input_shape[1:]), "f")
+    batch = x, np.ones((256, *model.output_shape[1:]), "f")
+    for _ in range(2):
+        with tf.device(plan.devices[0]):
+            peak = fit_step(model, batch).peak(D, scratch=False)
+        real = predicted.weights + predicted.slots + peak
+        assert predicted.low <= real <= predicted.high < 2 * predicted.low
+
+
+@pytest.mark.parametrize("options", [{}, {"pieces": 3}, {"stages": 2, "pieces": 2}])
+def test_to_count_a_model_that_is_laid_out_leaves_it_as_it_was(options, keras, plan):
+    """It is counted as on one device, for the optimizer that is named, and trains after it."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+    model.compile("adam", "mse")
+    ways = memory.plan(model, 12, 2).ways
+    fit.use(model, plan.devices[:2], **options)
+    assert memory.predict(model, 12, "sgd").slots < 100 < memory.predict(model, 12).slots
+    assert memory.plan(model, 12, 2).ways == ways and not model.optimizer.built
+    model.fit(np.ones((12, 8)), np.ones((12, 2)), verbose=0)
+    assert fit.layout(model).devices == plan.devices[:2]

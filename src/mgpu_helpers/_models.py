@@ -19,6 +19,15 @@ def laid_out(model: Any) -> Any:
     return vars(model).get(NAME)
 
 
+def as_made(model: Any) -> Any:
+    """Give a model without what it holds of ours: a twin, which has its layers and weights."""
+    if (laid := laid_out(model)) is None:
+        return model
+    twin = _private.twin_of(model)
+    laid.leave(twin)
+    return twin
+
+
 def is_model(what: Any) -> bool:
     """Say whether it is a Keras model."""
     keras = sys.modules.get("keras")

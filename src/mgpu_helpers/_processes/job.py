@@ -43,7 +43,8 @@ class Job:
     pid: int | None = None
     started_at: str | None = None  #: the date and time, UTC, as ISO 8601 has them
     seconds: float | None = None  #: how long it ran
-    result: Mapping[str, Any] = field(default_factory=dict, hash=False)  #: the JSON that it printed
+    #: The last JSON object that it printed as a line, as a dict; {} where it printed none.
+    result: Mapping[str, Any] = field(default_factory=dict, hash=False)
     folder: str = ""  #: the working directory
 
     @property

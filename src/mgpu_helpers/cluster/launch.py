@@ -64,15 +64,20 @@ def run(
     or saved. The report then shows what each printed last and where its Python was, and whom a
     worker waits for in the strategy's constructor. None sets no limit.
 
+    A worker gives a result by printing a JSON object, `print(json.dumps({"loss": loss}))`. The last
+    that is a line of its log is the `result` of `report[0]`, of worker 0; {} where there is none. A
+    list, text or number alone is no result, since libraries print such lines: put it in an object.
+
     Ctrl-C or an exception here ends all workers; what is raised carries the report as `.report`. If
     this process is killed, its workers are, too. With them ends what they started; what has started
     a session of its own, at the latest with the last of them, on Linux. TensorFlow listens on all
     interfaces of a machine, whatever the addresses say.
 
-    >>> _ = open("hello.py", "w").write("import os; print('attempt', os.environ['MGPU_ATTEMPT'])")
+    >>> script = "import json, os; print(json.dumps({'attempt': os.environ['MGPU_ATTEMPT']}))"
+    >>> _ = open("hello.py", "w").write(f"{script}; print([3])")
     >>> report = run("hello.py", workers=2, progress=False)
-    >>> report.ok, [worker.tail for worker in report]
-    (True, ['attempt 0', 'attempt 0'])
+    >>> report.ok, [worker.result for worker in report]
+    (True, [{'attempt': '0'}, {'attempt': '0'}])
     """
     command = asked.command(script, args)
     restarts = whole_number("restarts", restarts, "a number of restarts", 0)

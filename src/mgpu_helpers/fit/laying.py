@@ -353,15 +353,25 @@ class Laid:
 
     def undo(self) -> None:
         """Leave the model as it was."""
-        model = self.model
+        self.leave(self.model)
+        if self.across:
+            leave(self.model)
+        if self.cut:
+            self.cut.undo()
+        moved(self.model, self.homes)
+
+    def leave(self, model: Any) -> None:
+        """Give the model, or a twin of it, the methods that it had before."""
         for name in (NAME, *self._methods()):
             vars(model).pop(name, None)
         vars(model).update(self.before)
-        if self.across:
-            leave(model)
-        if self.cut:
-            self.cut.undo()
-        moved(model, self.homes)
+
+    def onto(self, twin: Any) -> None:
+        """Let a twin of the model take the pieces and parts on one device; it asks no loss."""
+        own = Laid(twin, Layout(pieces=self.layout.pieces, recompute=self.layout.recompute))
+        if own.pieces:
+            own.pieces.known = True
+        vars(twin).update(own._methods())
 
 
 def _bytes(variable: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import error_line
 from mgpu_helpers._given import given
-from mgpu_helpers._models import is_model, ready
+from mgpu_helpers._models import as_made, is_model, laid_out, ready
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def training_step(
     either is what `fit` takes: a batch (x, y, sample_weight), or a dataset. Where that has no
     labels, they are like the outputs, and whole numbers where the loss is a sparse one. A model
     that is not compiled is trained with Adam, and one without a loss by the mean of its outputs. Of
-    a model that was made under a strategy, the step is that of one replica.
+    a model that was made under a strategy, the step is that of one replica; of one that `fit.use`
+    has laid out that of one device, in its pieces and with its recompute.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
@@ -89,13 +90,15 @@ def training_step(
     """
     import tensorflow as tf
 
-    model = on_one_device(model)
+    laid, model = laid_out(model), on_one_device(model)
     x, y, weights = given(model, batch, length).specs
     refused: list[Exception] = []
     for labels in _labels(model, x) if y is None else [y]:
         with without_values(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what Keras says of a step, it says in fit
             twin = _twin(model, optimizer)
+            if laid is not None:
+                laid.onto(twin)
             step = tf.autograph.experimental.do_not_convert(lambda *data: twin.train_step(data))  # noqa: B023
             data = (x, labels) if weights is None else (x, labels, weights)
             try:
@@ -129,6 +132,7 @@ def on_one_device(model: Any) -> Any:
     import tensorflow as tf
 
     ready(model, single=False)
+    model = as_made(model)
     if replicas_of(model) == 1:
         return model
     synchronized = getattr(model.distribute_strategy, "synchronized", False)

@@ -174,15 +174,22 @@ class Values:
         _, body = called(op)
         return Values(body, {
             i: self.of(op.inputs[i])
-            for i, tensor in enumerate(body.outputs)
-            if _through(tensor) == body.inputs[i].name
+            for i in range(len(body.outputs))
+            if stays(body, i)
         })  # fmt: skip
 
 
-def _through(tensor: Any) -> str:
+def one_by_one(op: Any) -> bool:
+    """Say whether it is a loop of which a round begins when the one before has ended."""
+    return op.type in LOOPS and op.get_attr("parallel_iterations") == 1
+
+
+def stays(body: Any, i: int) -> bool:
+    """Say whether a loop hands on what has this number as it is, in every round."""
+    tensor = body.outputs[i]
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
-    return tensor.name
+    return bool(tensor.name == body.inputs[i].name)
 
 
 def _constants(graph: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from mgpu_helpers.jobs.rows import OWN, Row, Rows, boot, refusal, since
 
 # Compiled, where it is: that saves half of its start.
 KEEPER = next(filter(os.path.exists, (getattr(keeper, "__cached__", ""), keeper.__file__)))
-LATE = 2.0  # seconds after which the runner kills what its keeper should have killed
+LATE = 2.0  # seconds after which the runner kills what its keeper should have, then the keeper
 
 
 def marks(pid: int) -> Row:
@@ -34,6 +34,8 @@ def marks(pid: int) -> Row:
 
 class Kept(Running):
     """A job that this runner has started, as its keeper tells of it."""
+
+    stuck: Sequence[int] = ()  # the processes for which its keeper waited, until that was killed
 
     def __init__(
         self, job: Job, places: Sequence[Place], environment: dict[str, str],
@@ -101,9 +103,16 @@ class Kept(Running):
 
     def over(self) -> bool:
         """Say whether nothing of the job runs any more."""
+        now = time.monotonic()
         if self.process.poll() is None:
-            if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                keeper.kill_below(self.process.pid)
+            if self.kill_at is None and self.has_ended():
+                self.kill_at = now + self.grace + LATE
+            if self.kill_at is not None and now >= self.kill_at:
+                pid = self.process.pid
+                keeper.kill_below(pid)
+                if now >= self.kill_at + LATE and not self.stuck:
+                    self.stuck = [child for child, _ in keeper.below(pid)] or [pid]
+                    keeper.send(pid, signal.SIGKILL)
             return False
         if self.rows.told(self.run) is None:  # somebody has killed the keeper
             keeper.kill_below(self.process.pid)
@@ -122,9 +131,10 @@ class Kept(Running):
     def ended(self, now: float) -> Job:
         """Give the job as it ended."""
         told, code = self.rows.told(self.run), self.process.returncode
-        self.status = self.status or ("failed" if code else "done")
-        job = super().ended(now)
-        return replace(job, returncode=None) if told and told[0] == "-" else job
+        if told:  # not how its keeper has ended
+            code = None if told[0] == "-" else int(told[0])
+        self.status = self.status or ("done" if code == 0 else "failed")
+        return replace(super().ended(now), returncode=code)
 
 
 class _Orphan:

@@ -119,6 +119,13 @@ class Queue(Crew):
         self.runs[number] = running.run
         self.taken.add(running.run)
 
+    def left(self, number: int, running: Running) -> None:
+        assert isinstance(running, Kept)
+        if running.stuck:
+            pids = ", ".join(map(str, running.stuck))
+            self.progress.must(f"{'left':10} {running.job.name:12} process {pids} of it did not "
+                               "end: the run goes on without it")  # fmt: skip
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the rows; where that fails nothing more starts, and what runs goes on to its end."""

@@ -130,37 +130,75 @@ def _node(
 ) -> Node:  # fmt: skip
     """Make the node of one operation, with the bytes of what it gives."""
     node = Node(name, op, inputs, after, [_numbers(t, inputs, values) for t in op.outputs])
-    node.bytes = [n * t.dtype.size for n, t in zip(node.numbers, op.outputs, strict=True)]
+    node.bytes = _bytes(node)
     if op.type in LOOPS:
         node.around = outputs, values
-        node.inside, node.inside_of, grown = _loop(op, outputs, values, overlap)
+        node.inside, node.inside_of, grown = _loop(node, overlap)
         node.bytes = [size + grown.get(i, 0) for i, size in enumerate(node.bytes)]
     elif op.type == "TensorListFromTensor":  # its elements are copies
         node.bytes = [_numbers(op.inputs[0], (), values) * op.inputs[0].dtype.size]
     return node
 
 
-def _loop(
-    op: Any, outputs: set[int], values: Values, overlap: float
-) -> tuple[int, list[int], dict[int, int]]:
+def _bytes(node: Node) -> list[int]:
+    return [n * t.dtype.size for n, t in zip(node.numbers, node.op.outputs, strict=True)]
+
+
+def _loop(node: Node, overlap: float) -> tuple[int, list[int], dict[int, int]]:
     """Count what a loop takes only while it runs, which sizes are in it, and its lists' growth."""
+    assert node.around
+    op, (outputs, values) = node.op, node.around
     body, around = called(op)[1], walk.carried(op, outputs)
-    nodes, gives = entered(body, overlap, around, values.round(op))
-    made, of = buffers(nodes, [gives[i] for i in around])
-    by_name = {t.name: of[n, i] for n in nodes for i, t in enumerate(n.op.outputs)}
-    pushed = _pushed(body, around, by_name)
-    grown = {i: sum(b.bytes for b in each) for i, each in pushed.items()}
     rounds, _ = values.loop(op)
     if rounds is None:
         raise Unknown(f"the loop {op.name} runs as often as its data say.")
+    begins = node.bytes
+    state = _state(node, around, rounds, overlap) if walk.one_by_one(op) else None
+    given = [(state, i) for i in range(len(op.outputs))] if state else []
+    nodes, gives = entered(body, overlap, around, values.round(op), given)
+    ends = [gives[i] for i in around]
+    if state:
+        nodes = [state, *nodes]
+        if not overlap:  # other threads add up each gradient as it comes
+            nodes = in_order(nodes, False, "early", {end[0] for end in ends if end} - {state})
+    made, of = buffers(nodes, ends)
+    by_name = {t.name: of[n, i] for n in nodes for i, t in enumerate(n.op.outputs)}
+    pushed = _pushed(body, around, by_name)
+    grown = {i: sum(b.bytes for b in each) for i, each in pushed.items()}
     several = 1 + overlap * max(0, min(rounds, op.get_attr("parallel_iterations")) - 1)
     spans = [Allocation(b.node.name, DEVICE, b.bytes, b.start, b.end) for b in made]
     moment, most = max(curve(spans), key=lambda point: point[1])
-    kept = {id(b) for each in pushed.values() for b in each}
+    kept = {id(b) for each in pushed.values() for b in each} | {id(of[t]) for t in given}
     sizes = [b.bytes for b in made
              if b.start <= moment and (b.end is None or b.end >= moment) and id(b) not in kept]
     once = most - sum(grown.values())
+    if state:  # what goes round is counted beside the loop, and what it begins with as well
+        both = zip(begins, node.bytes, strict=True)
+        once = max(0, once - sum(end + begin * (end > begin) for begin, end in both))
     return int(several * once), sizes, {i: rounds * each for i, each in grown.items()}
+
+
+def _state(node: Node, around: set[int], rounds: int, overlap: float) -> Node:
+    """Make what is handed from round to round, as the last one gets it; let the loop give it.
+
+    What each round makes longer, as it does the rows of a sparse gradient, is longest then.
+    """
+    op, (_, values) = node.op, node.around or (set(), Values(None))
+    body, same = called(op)[1], values.round(op)
+    stays = {i for i in range(len(op.outputs)) if walk.stays(body, i)}
+    state = Node("state", op, [None] * len(op.inputs), [], [*node.numbers])
+    open_ = [i for i in around if op.outputs[i].shape.num_elements() is None and i not in stays]
+    if any(node.numbers[i] for i in open_):
+        _, gives = entered(body, overlap, around, same, [(state, i) for i in range(len(op.inputs))])
+        for i in open_:
+            made, k = gives[i] or (state, i)
+            more = max(0, made.numbers[k] - node.numbers[i])
+            state.numbers[i] += max(0, rounds - 1) * more
+            node.numbers[i] += rounds * more
+    node.bytes, state.bytes = (
+        [0 if i in stays else size for i, size in enumerate(_bytes(each))] for each in (node, state)
+    )
+    return state
 
 
 def _pushed(body: Any, around: set[int], of: dict[str, Any]) -> dict[int, list[Buffer]]:
@@ -198,6 +236,10 @@ def _numbers(tensor: Any, inputs: Sequence[Tensor | None], values: Values) -> in
         size = max((node.numbers[i] for node, i in filter(None, inputs)), default=None)
     if size is None and tensor.op.type in _ROWS and (given := inputs[_ROWS[tensor.op.type]]):
         size = given[0].numbers[given[1]] * math.prod(tensor.shape[1:])
+    if size is None and tensor.op.type == "ConcatV2" and all(inputs[:-1]):
+        size = sum(node.numbers[i] for node, i in filter(None, inputs[:-1]))
+    if size is None and walk.one_by_one(tensor.op) and (begins := inputs[tensor.value_index]):
+        size = begins[0].numbers[begins[1]]
     if size is None and tensor.shape.rank == 1:  # a shape, or a list of axes
         return 0
     if size is None:

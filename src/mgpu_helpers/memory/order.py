@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 from typing import Any
@@ -43,7 +43,9 @@ class Node:
 Tensor = tuple[Node, int]  # what makes it, and which of its outputs it is
 
 
-def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
+def in_order(
+    nodes: list[Node], broad: bool, updates: str = "", last: Set[Node] = frozenset()
+) -> list[Node]:
     """List operations as TensorFlow's executor starts them.
 
     What costs nothing runs at once, and what waits for nothing first. Then a thread goes on with
@@ -51,9 +53,9 @@ def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
     all the gradients of weights. To the executor a GPU's operations cost nothing: each waits its
     turn. What only updates need may come "early", before all else, or "late", after it, as if other
     threads were quick or slow at it. Where it comes early, what waits for no gradient, as a slot
-    times a number, comes when an update wants it.
+    times a number, comes when an update wants it. In a loop the last that it does is the update.
     """
-    of_updates = _for_updates(nodes) if updates else set[Node]()
+    of_updates = _for_updates(nodes, last) if updates else set[Node]()
     waiting = TopologicalSorter({n: n.after for n in nodes})
     waiting.prepare()
     order: list[Node] = []
@@ -72,13 +74,13 @@ def in_order(nodes: list[Node], broad: bool, updates: str = "") -> list[Node]:
     free = [n for n in first if n.op.type in FREE]
     ready = run(free) + [n for n in first if n.op.type not in FREE]
     new = run(ready)
-    later, last = deque[Node](), deque[Node]()
-    while new or later or last:
+    later, rests = deque[Node](), deque[Node]()
+    while new or later or rests:
         soon = [node for node in new if (node in of_updates) == (updates == "early")]
         rest = [node for node in new if (node in of_updates) != (updates == "early")]
-        for queue, several in ((later, soon), (last, rest)):
+        for queue, several in ((later, soon), (rests, rest)):
             queue.extend(several) if broad else queue.extendleft(reversed(several))
-        new = run([(later or last).popleft()]) if later or last else []
+        new = run([(later or rests).popleft()]) if later or rests else []
     return _when_wanted(order, of_updates) if updates == "early" else order
 
 
@@ -102,7 +104,7 @@ def _when_wanted(order: Sequence[Node], of_updates: set[Node]) -> list[Node]:
     return [*moved, *(node for node in order if node not in moved)]
 
 
-def _for_updates(nodes: Sequence[Node]) -> set[Node]:
+def _for_updates(nodes: Sequence[Node], last: Set[Node]) -> set[Node]:
     """Find what updates do, and what is needed for the gradient of one weight only."""
     users: dict[Node, list[Node]] = {}
     for node in nodes:
@@ -110,7 +112,7 @@ def _for_updates(nodes: Sequence[Node]) -> set[Node]:
             users.setdefault(before, []).append(node)
     of: dict[Node, Node | None] = {}  # the gradient that a node is for; None in an update
     for node in reversed(nodes):  # those that wait for a node come after it
-        if layer(node.name) == "optimizer":
+        if node in last or layer(node.name) == "optimizer":
             of[node] = None
         elif (by := users.get(node)) and all(user in of for user in by):
             several = {of[user] or node for user in by}

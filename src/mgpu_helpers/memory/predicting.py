@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 
 from mgpu_helpers._formatting import size_text
 from mgpu_helpers._given import given
+from mgpu_helpers._models import laid_out
 from mgpu_helpers.graph.cuts import bytes_of
 from mgpu_helpers.graph.step import replicas_of, training_step
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, Unknown
@@ -63,7 +65,9 @@ def predict(model: Any, batch: Any, optimizer: Any = None, *, length: Any = None
     (x, y, sample_weight), or a dataset, whose first batch is looked at; or length may be that, for
     as many examples as batch says. `took` has the sizes then.
 
-    A model that was made in the scope of `fit.strategy` is counted as one of its replicas. The step
+    A model that was made in the scope of `fit.strategy` is counted as one of its replicas, and one
+    that `fit.use` has laid out as on one device: in its pieces, the larger of which count where
+    they are not even, and with its recompute; stages and owners are left to `plan`. The step
     is what the model was compiled for, with its loss, metrics, precision and own optimizer; Adam
     where it was not compiled. optimizer overrules it: "adam", "sgd", "momentum", another name that
     Keras knows, or a keras.optimizers.Optimizer.
@@ -83,8 +87,8 @@ def predict(model: Any, batch: Any, optimizer: Any = None, *, length: Any = None
     (cuDNN's workspace; where this machine's CPU computes without oneDNN, `borrowed` says what
     convolutions take, a second line), what a GPU's allocator adds (3 to 9 % on an H100),
     and what XLA saves or adds. A model made in a `keras.RematScope` is refused, as `fit` refuses
-    it: Keras's recomputation does not work in a TensorFlow graph. `fit.use` does, and is
-    counted. Where a step can be run, `measure` is nearer.
+    it: Keras's recomputation does not work in a TensorFlow graph. That of `fit.use` does.
+    Where a step can be run, `measure` is nearer.
 
     >>> import keras
     >>> model = keras.Sequential([keras.Input((30,)), keras.layers.Dense(20)])
@@ -180,6 +184,9 @@ def _steps(model: Any, batch: Any, optimizer: Any) -> tuple[list[Trace], tuple[i
     What stays is the bytes of the weights, of the slots, and of the metrics' states; the last
     number is what is borrowed.
     """
+    if (laid := laid_out(model)) is not None:  # larger pieces count, where they are not even
+        pieces = min(laid.layout.pieces, batch.batch)
+        batch = replace(batch, batch=pieces * math.ceil(batch.batch / pieces))
     step = training_step(model, batch, optimizer)
     graph = step.concrete.graph
     varies = {op.type for op in graph.get_operations()} & (LOOPS | CALLS | BRANCHES)

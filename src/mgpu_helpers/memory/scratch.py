@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers.graph.walk import LOOPS
+from mgpu_helpers.graph.walk import LOOPS, one_by_one
 from mgpu_helpers.memory.order import DEVICE, FREE, SAME, Node, Tensor
 from mgpu_helpers.trace.layers import layer
 from mgpu_helpers.trace.records import Allocation, curve
@@ -133,15 +133,26 @@ def _handed_on(
     """Give the buffer of an output: one that it was given, the new one, or None of its own."""
     if op.type in FREE:
         return None
-    if op.type in SAME:
+    if op.type in SAME or op.type == "StridedSlice" and _whole_rows(op):
         return given[0]
-    if op.type in LOOPS and op.inputs[i].dtype.name == "variant" and not new.bytes:
-        return given[i]  # a list that goes round as it is
-    if op.type in over or op.type in _OVER_SECOND and i == 1:
+    if op.type in LOOPS and not new.bytes:
+        return given[i]  # what goes round as it is
+    if op.type in over or one_by_one(op) or op.type in _OVER_SECOND and i == 1:
         for buffer in free:
             if buffer and buffer.users == 1 and buffer.bytes == new.bytes:
                 return buffer
     return new
+
+
+def _whole_rows(op: Any) -> bool:
+    """Say whether a slice is of whole rows, one after the other, which TensorFlow does not copy."""
+    import tensorflow as tf
+
+    x, y, steps = op.inputs[0], op.outputs[0], tf.get_static_value(op.inputs[3])
+    if not x.shape.rank or y.shape.rank != x.shape.rank or steps is None or steps[0] != 1:
+        return False
+    row = x.shape[1:].num_elements()  # begins where a processor reads fast, or it is copied
+    return x.shape[1:] == y.shape[1:] and row is not None and row * x.dtype.size % 64 == 0
 
 
 def beside(

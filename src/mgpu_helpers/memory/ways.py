@@ -13,7 +13,7 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._given import given
 from mgpu_helpers._layers import LayerGraph, variables_of
-from mgpu_helpers._models import ready
+from mgpu_helpers._models import as_made, ready
 from mgpu_helpers.fit._segments import normalizes
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import balanced, bytes_of, even, narrow
@@ -68,6 +68,7 @@ class Step:
         import keras
 
         ready(model, single=False)
+        model = as_made(model)
         data = given(model, batch, length)
         self.model, self.batch, self.took = model, data.batch, data.took
         self.names, self.devices = devices, len(devices)
