@@ -68,7 +68,8 @@ _now: contextvars.ContextVar[Step | None] = contextvars.ContextVar("step", defau
 
 def is_own(step: Any) -> bool:
     """Say whether a model's train_step or test_step is not Keras's."""
-    return not inspect.unwrap(step).__module__.startswith("keras.")
+    module = inspect.unwrap(step).__module__  # None of what `exec` has made without a __name__
+    return not (module or "").startswith("keras.")
 
 
 @contextlib.contextmanager
