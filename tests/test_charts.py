@@ -573,7 +573,16 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
         ("gradient_tape/made_1/MatMul", "judge_1/MatMul", "made_1/MatMul", "adam/Sub"))))
     ax = drawings.networks(nets, "made", "judge")
     assert [bar[0] for bar in bars_of(ax)[0]] == [device, pale(device), device, HOST]
-    assert "Dark: made. Pale: judge." in ax.get_title("left")
+    assert "Dark: made. Pale: judge." in ax.get_title("left") and not ax.lines
+    made = (("made/MatMul", "MatMul", at, 0.0, 1.0) for at in ("/CPU:1", "/CPU:2"))
+    more = step_of(*made, ("gradient_tape/made/Mul", "Mul", "/CPU:1", 0.5, 1.0),
+                   ("AddN", "AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
+    edges = (("gradients", "AddN"), ("gradients_1", "AddN"))
+    parts = [Op(name, "Sum", f"/CPU:{i}", 1.5, 0.1) for i, (name, _) in enumerate(edges, 1)]
+    ax = drawings.networks(replace(more, ops=(*more.ops, *parts), edges=edges), "made", "judge")
+    assert [tuple(line.get_xdata()) for line in ax.lines] == [(3000, 3000)]
+    heights = [np.ptp(path.vertices[:, 1]) for each in ax.collections for path in each.get_paths()]
+    assert heights[:3] == pytest.approx([0.4, 0.4, 0.8])
 
 
 def test_lines_and_dots_are_where_the_numbers_are():

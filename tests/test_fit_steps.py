@@ -7,6 +7,7 @@ import pytest
 
 from conftest import later, quick
 from mgpu_helpers import fit
+from mgpu_helpers.fit._kinds import is_own
 from test_fit_losses import RANDOM, functional, same, trained
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -271,6 +272,12 @@ def test_layers_of_open_length_are_asked_with_a_length_that_they_take(tf, keras,
     ones = [(np.ones((5, 4, 3)), np.ones((5, 4, 2)))]
     open_data = tf.data.Dataset.from_generator(lambda: ones, output_signature=of)
     assert np.isfinite(model.fit(open_data, verbose=0).history["loss"]).all()
+
+
+def test_a_step_of_no_module_is_ones_own(keras):
+    made = {"__name__": None}
+    exec("def train_step(self, data): return {}", made)
+    assert is_own(made["train_step"]) and not is_own(keras.Model.train_step)
 
 
 def test_a_model_without_a_call_is_told_of_the_networks_in_it(keras, plan):

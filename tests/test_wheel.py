@@ -53,7 +53,7 @@ def test_the_wheel_has_the_package_its_types_and_the_lessons_that_are_copied(whe
     names = set(wheel.namelist())
     copied = {path.relative_to(tmp_path).as_posix() for path in copy(tmp_path)}
     assert {name.removeprefix(SIDE) for name in names if name.startswith(SIDE)} == copied
-    assert SIDE + "notebooks/pictures/00_shared_product.svg" in names
+    assert SIDE + "notebooks/pictures/00_one_step.svg" in names
     package = Path(mgpu_helpers.__file__).parent
     modules = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.py")}
     assert modules | {"mgpu_helpers/py.typed", "mgpu_helpers/mgpu.mplstyle"} <= names

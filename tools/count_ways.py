@@ -31,7 +31,7 @@ FILE = ROOT / "notebooks" / "ways.json"
 #: The lesson without its number, the way, the devices, and the options of `fit.use` and `compile`.
 WAYS: list[tuple[str, str, int, dict[str, Any], dict[str, Any]]] = [
     ("meet_your_machine", "one device", 1, {}, {}),
-    ("fit_on_all_devices", "shares of the batch", 2, {}, {}),
+    ("fit_on_all_devices", "shares of the batch, `fit.use`", 2, {}, {}),
     ("compile_what_each_device_does", "shares, compiled", 2, {}, {"jit_compile": True}),
     ("fit_more_into_a_device", "four pieces", 1, {"pieces": 4}, {}),
     ("fit_more_into_a_device", "recompute", 1, {"recompute": True}, {}),

@@ -7,9 +7,9 @@ format. In its Markdown cells
 * ``[[01]]`` becomes a link to lesson 01 that carries its title;
 * ``[[previous]]`` and ``[[next]]`` become a link to the neighbour; where there is none the whole
   line goes, so they stand on a line of their own;
-* ``[[lessons]]``, alone on its line, becomes a table of all lessons;
-* ``[[ways]]``, alone on its line, a table of what each way to train costs, up to this lesson's;
-  ``[[ways: 00 12]]`` has only those of these lessons and its own.
+* ``[[ways]]``, alone on its line, becomes a table of what each way to train costs, up to this
+  lesson's, and what its columns are; ``[[ways: 00 12]]`` has only those of these lessons and its
+  own.
 
 Tags of code cells: ``exercise``, ``solution`` (below a heading that is closed at first),
 ``varies`` (a chart of this run's timings), ``cover`` (the lesson's picture, stored in ``docs/`` as
@@ -37,7 +37,7 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, BENCHMARKS = ROOT / "notebooks", ROOT / "benchmarks"
-TOKEN = re.compile(r"\[\[(\d\d|previous|next|lessons|ways)\]\]")
+TOKEN = re.compile(r"\[\[(\d\d|previous|next|ways)\]\]")
 # What a person may have set for their own work and what would then show in an output.
 PRIVATE = re.compile(r"MGPU_|TF_|ONEDNN_|DNNL_|XLA_|CUDA_|OMP_|MPLBACKEND|IPYTHONDIR|PYTEST_")
 METADATA = {
@@ -48,6 +48,12 @@ SERIES = re.compile(r"(<!-- lessons:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in 
 WAYS = re.compile(r"(<!-- ways:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in docs/layouts.md
 APPENDIX = "## The same in a graph"  # comes last, and is closed until the reader opens it
 SIZES = "keeps", "adds", "crosses"  # in bytes: of the fullest device twice, and of all
+COLUMNS = (  # below the table of ways in each lesson
+    "In brackets is the number of devices. **Keeps** is the weights and the optimizer's state on "
+    "the fullest device, and **adds** is what a step needs there on top. What **crosses** between "
+    "devices, and the **operations** that a step starts, are counted over all devices. **Time** is "
+    "a multiple of the first line's, on two cores."
+)
 CLOSED = {"jp-MarkdownHeadingCollapsed": True}  # JupyterLab then hides what is below a heading
 
 
@@ -61,7 +67,6 @@ class Lesson:
 
     source: Path
     title: str
-    promise: str  # the sentence that begins with "**In this lesson**"; "" when there is none
     cells: tuple[NotebookNode, ...]
     part: str
     words: int
@@ -138,15 +143,7 @@ def _read_one(path: Path, **entry: Any) -> Lesson:
     heading = re.match(r"# (.+)\n*", first)
     if not heading:
         raise LessonError(f"{path.name} does not begin with a Markdown cell with a '# ' title.")
-    opening = [" ".join(part.split()) for part in first[heading.end() :].split("\n\n")]
-    named = [part for part in opening if part.startswith("**In this lesson** ")]
-    text = (named or opening or [""])[0].removeprefix("**In this lesson** ")
-    found = re.match(r".+?[.!?](?= |$)", text)
-    promise = found[0][0].upper() + found[0][1:] if found else ""
-    if TOKEN.search(promise):
-        raise LessonError(f"{path.name} has a link in its first sentence: move it down.")
-    promise = promise.replace("|", "\\|")  # it stands in a table
-    return Lesson(path, heading[1].strip(), promise, tuple(cells), **entry)
+    return Lesson(path, heading[1].strip(), tuple(cells), **entry)
 
 
 def draft(lesson: Lesson, lessons: list[Lesson]) -> NotebookNode:
@@ -195,18 +192,13 @@ def _fill_in(text: str, lesson: Lesson, lessons: list[Lesson]) -> str:
 
     lines = []
     for line in text.split("\n"):
-        if line.strip() == "[[lessons]]":
-            lines += ["| | lesson | what you will have |", "|---|---|---|"]
-            row = "| {0.number} | {0.link} | {0.promise} |"
-            lines += _rows(lessons, "| | **{}** | |", row)
-            continue
         if table := re.fullmatch(r"\[\[ways(?:: ([\d ]+))?\]\]", line.strip()):
-            lines += ways(lessons, lesson, only=(table[1] or "").split())
+            lines += [*ways(lessons, lesson, only=(table[1] or "").split()), "", COLUMNS]
             continue
         tokens = TOKEN.findall(line)
         for token in tokens:
             if token not in links and token not in ("previous", "next"):
-                alone = token in ("lessons", "ways")
+                alone = token == "ways"
                 remedy = "put it on a line of its own" if alone else "no such lesson"
                 raise LessonError(f"{lesson.name} has [[{token}]] in {line!r}: {remedy}.")
         if all(token in links for token in tokens):

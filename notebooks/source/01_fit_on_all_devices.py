@@ -94,8 +94,10 @@ print(fit.check(model, data))
 #
 # ## What each device does
 #
-# `trace.fit_step` records a step of `fit`: which operation ran on which device, and when. The
-# network has two convolutions, so a step needs five: two forward, three backward.
+# `trace.fit_step` records a step of `fit`: which operation ran on which device, and when. We trace
+# steps of 420 images, on one device and on all. A block of `tf.device` puts what is built or run in
+# it on one device. The network has two convolutions, so a step needs five: two forward, and three
+# backward, because nobody needs the gradient of the images.
 
 # %%
 with tf.device(plan.devices[0]):
@@ -152,9 +154,9 @@ for size in (8, 420):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 420 images most of the step is work that two cores can share, so they are faster than one,
-# unless other programs use them, too. With 8 images they are not, because the fixed work of a step,
-# such as starting operations and the all-reduce, does not shrink with the batch.
+# With 420 images most of the step is work that two cores can share, so both together are faster,
+# unless other programs use them. With 8 images one core is faster, because the fixed work of a
+# step, such as starting operations and the all-reduce, does not shrink with the batch.
 #
 # | | |
 # |---|---|
@@ -252,14 +254,10 @@ for name, (some, wanted, synchronized) in cases.items():
 # equally. For our five numbers that would be (9.33 + 41) / 2 = 25.17 instead of 22. And without
 # `synchronized=True` each replica normalizes by the mean of its own shard.
 #
-# | With the plain strategy | what happens | what to do |
-# |---|---|---|
-# | a replica without examples | BatchNormalization makes all weights NaN | drop the remainder |
-# | a loss that is a sum | gradients are divided by the number of replicas | take the mean |
-# | an optimizer made outside | it counts each step once per replica | compile in the scope |
-#
-# `fit.strategy` repairs all of these except the last, which it refuses. It also repairs clipping by
-# a norm, masks and dropout ([the table](../docs/fit_tests.md#what-is-mended)).
+# `fit.strategy` repairs both by itself. It also repairs sums as losses, clipping by a norm, masks,
+# dropout, and replicas without examples ([the table](../docs/fit_tests.md#what-is-mended)). It
+# refuses an optimizer that was made outside of its scope, because it would count each step once per
+# replica.
 #
 # ## On GPUs
 #
@@ -324,9 +322,7 @@ checks.leaves_empty(leaves_empty)
 # ## Compared with other ways
 #
 # The lessons train one small Transformer in each way: four blocks, 0.9 million weights, 32 texts of
-# 64 letters. **Keeps** is the weights and the optimizer's state on the fullest device; **adds** is
-# what a step needs on top. **Crosses** is the sum over all devices. **Time** is a multiple of the
-# first line's, on two cores.
+# 64 letters. `fit.use(model, plan)` shares the batches of a model that is already built.
 #
 # [[ways]]
 #

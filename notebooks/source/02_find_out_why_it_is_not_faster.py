@@ -35,7 +35,7 @@ import matplotlib.pyplot as plt
 import tensorflow as tf
 
 from mgpu_helpers import charts, fit, towers, trace, whatif
-from mgpu_helpers.lessons import lesson_02
+from mgpu_helpers.lessons import drawings, lesson_02
 from mgpu_helpers.lessons.checks import lesson_02 as checks
 from mgpu_helpers.lessons.lesson_02 import beside, timed, traces
 
@@ -46,15 +46,15 @@ loss_of = lesson_02.loss()
 # ## Ask fit
 #
 # Here is a model of three dense layers, `wide`, `middle` and `scores`, which trains on all devices.
-# We slow it down twice: reading a batch takes 120 ms, and a callback takes 80 ms after each step.
+# We slow it down twice: reading a batch takes 60 ms, and a callback takes 40 ms after each step.
 
 # %%
 class Report(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(0.08)  # writes a log, draws a picture
+        time.sleep(0.04)  # writes a log, draws a picture
 
-
-slow = tf.data.Dataset.range(4).map(lambda _: lesson_02.read(x, y, seconds=0.12))
+# %%
+slow = tf.data.Dataset.range(4).map(lambda _: lesson_02.read(x, y, seconds=0.06))
 with fit.strategy(plan).scope():
     model = lesson_02.model()
     model.compile("sgd", loss_of)
@@ -63,20 +63,22 @@ with fit.strategy(plan).scope():
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# `fit.explain` runs some steps, then the same steps with one thing left out each time, and puts the
-# weights back. Where no other program runs, it lists both. The training is **input-bound**: it
-# waits for its data in every step.
+# `fit.explain` runs some steps, then the same steps without one thing at a time, and puts the
+# weights back. *ms a step* is what this thing costs, and *without it* is the step that is left. The
+# training is **input-bound**: it waits for its data in every step.
 #
-# "The step itself" is a step without all of these. If the rows add up to less than the step, two
-# causes overlap: cure either, and ask again. A trace looks into the step itself:
+# "The step itself" is a step without all of these. If the rows add up to much less than the step,
+# two causes overlap: cure either, and ask again. A trace looks into the step itself. A traced step
+# may take longer, because recording it takes time, too:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
-# A device that did not work waited for another device, for a copy, for a free core, or for
-# *overhead*, the time between operations. With even shards no device should wait long for another.
-# Trace again before you believe a long wait: on cores, another program may have held a device up.
+# A device that did not work waited for an operation of another device, for a copy, for a free core,
+# or for *overhead*, the time between operations. With even shards no device should wait long for
+# another. Trace again before you believe a long wait: on cores, another program may have held a
+# device up.
 #
 # ## The causes and their cures
 #
@@ -99,26 +101,10 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # 8. **Variables on the host** cross in every step: a trace's `bytes_between()` shows more than the
 #    batch. Build the model in the scope of its strategy, or in `tf.device`.
 #
-# A large model may also wait for the **exchange** of its gradients. Then devices wait for an `AddN`
-# or an `AllReduce`; a larger batch helps, because a step sends the same bytes for it. [Rarer
-# causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
+# A large model may also wait for the **exchange** of its gradients. Then devices wait for their
+# sum, an `AddN` or an `AllReduce`. A larger batch helps, because a step sends the same bytes for
+# it. [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
-# For cause 3 we count the graphs that four calls of a function make:
-
-# %%
-def graphs(batches, rates):
-    scaled = tf.function(lambda x, rate: rate * tf.reduce_sum(x))
-    for batch, rate in zip(batches, rates):
-        scaled(batch, rate)
-    return scaled.experimental_get_tracing_count()
-
-# %%
-rates, same = [0.1, 0.2, 0.3, 0.4], [x] * 4
-tensors = [tf.constant(rate) for rate in rates]
-print("Python numbers:", graphs(same, rates), " tensors:", graphs(same, tensors),
-      " sizes:", graphs([x[:size] for size in (80, 40, 20, 10)], tensors))  # fmt: skip
-
-# %% [markdown]
 # ## Replay a step by hand
 #
 # What would a cure gain? `whatif` predicts it by a replay of the traced step. Here are five
@@ -202,11 +188,12 @@ uneven = traces(make_step(plan.devices, sizes=sizes))
 print("shards:", sizes, whatif.explain(uneven[-1]), sep="\n")
 print(whatif.faster(uneven, "tower_0/", by=sizes[0] * len(plan) / len(x)))
 pair = {"even shards": traces(all_of_them)[-1], "uneven shards": uneven[-1]}
-for name, step in pair.items():
-    axes = charts.blame(step, shown=3)
-    axes.set_title(name, loc="left")
-    axes.set_xlim(0, 1e3 * max(each.length for each in pair.values()))
-    plt.show()
+with drawings.panels(2, 1, figsize=(9, 4.4), sharex=True) as (_, grid):
+    for ax, (name, step) in zip(grid.flat, pair.items()):
+        charts.blame(step, ax, shown=3).set_title(name, loc="left")
+        ax.label_outer()
+    ax.set_xlim(0, 1e3 * max(step.length for step in pair.values()))
+plt.show()
 
 # %% [markdown]
 # With uneven shards the others mostly wait for the first device; with even shards they work.
@@ -300,7 +287,6 @@ checks.treated(treat, causes)
 # ## What we saw
 #
 # - `fit.explain` listed what slowed `fit` down, and a trace said which device waited for which.
-# - Four Python numbers made 4 graphs of a function, and four tensors made 1.
 # - Without the operation that took 6 of 15 seconds, the step takes 11 s.
 #
 # ## In practice

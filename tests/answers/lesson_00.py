@@ -16,28 +16,17 @@ def build_on_all():
     ],
     2: [
         """
-@tf.function
-def multiply_columns(left, right):
-    wide = right.shape[1] // len(plan)
-    with tf.device(plan.host):
-        shards = [right[:, i * wide : (i + 1) * wide] for i in range(len(plan))]
-    pieces = []
-    for device, shard in zip(plan.devices, shards):
-        with tf.device(device):
-            pieces.append(left @ shard)
-    with tf.device(plan.host):
-        return tf.concat(pieces, 1)
+def idle(step):
+    some = [op for op in step.ops if op.type.find("Conv2D") >= 0]
+    return [each for each in plan.devices if not any(op.device == each for op in some)]
 """,
         """
-def multiply_columns(left, right):
-    with tf.device(plan.host):
-        shards = tf.split(tf.transpose(right), len(plan))
-    pieces = []
-    for device, shard in zip(plan.devices, shards):
-        with tf.device(device):
-            pieces.append(tf.einsum("ij,kj->ik", left, shard))
-    with tf.device(plan.host):
-        return tf.concat(pieces, axis=-1)
+def idle(step):
+    left = {device: 0 for device in plan.devices}
+    for op in step.ops:
+        if "Conv" in op.type:
+            left.pop(op.device, None)
+    return tuple(left)
 """,
     ],
 }
@@ -51,22 +40,7 @@ WRONG = {
         ("fit.strategy(plan)", "tf.distribute.MirroredStrategy()", "/CPU:0 computed convolutions"),
     ],
     2: [
-        ("concat(pieces", "concat(pieces[::-1]", "are the pieces in order?"),
-        ("tf.device(device)", "tf.device(plan.host)", "multiplied nothing"),
-        ("tf.device(plan.host)", "tf.name_scope('nobody')", "cut and join in a block of /CPU:0"),
-        ("return ", "return left @ right + 0 * ", "/CPU:0 multiplies"),
-        ("tf.split(right, len(plan), axis=1)", "range(len(plan))", "left, shard",
-         "left, tf.split(right, len(plan), axis=1)[shard]", "outside the device's block"),
-        ("len(plan)", "[300, 540]", "equal parts"),
-        ("""
-def multiply_columns(left, right):
-    pieces = []
-    with tf.device(plan.host):
-        rows, columns = tf.split(right, len(plan)), tf.split(left, len(plan), axis=1)
-        for device, wide, high in zip(plan.devices, columns, rows):
-            with tf.device(device):
-                pieces.append(wide @ high)
-        return tf.add_n(pieces)
-""", "along axis 1"),
+        ("    return [", "    _ = [", "in their order"),
+        ("plan.devices if", "plan.devices[::-1] if", "in their order"),
     ],
 }

@@ -123,7 +123,7 @@ def blame(
         parts += [(w.what, w.what, w.seconds, _GREY[w.what], DARK) for w in waits if not w.device]
         for what, kind, seconds, shade, letters in parts:
             width = seconds * 1e3
-            seen = kind if kind not in known and seconds > 0.01 * step.length else ""
+            seen = kind if kind not in known and seconds > 0.003 * step.length else ""
             ax.barh(row, width, 0.66, left, color=shade, edgecolor="white", linewidth=0.8,
                     label=seen)  # fmt: skip
             known.add(seen)

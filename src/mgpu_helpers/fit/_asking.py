@@ -97,8 +97,8 @@ def ask(model: Any, function: Callable[[Any], Any], batch: Any, strategy: Any) -
         if not kinds or not times:
             raise Refused(
                 f"{each.what} is {NEITHER}, so "
-                "that of all replicas is not made of what each computes of its part. Say in the "
-                'step what it is, fit.loss(value, "mean"), fit.loss(value, "sum") or '
+                "the value for the whole batch cannot be put together from those of the replicas. "
+                'Say in the step what it is, fit.loss(value, "mean"), fit.loss(value, "sum") or '
                 "fit.loss(value, count) for a mean of so many, or take fit.use(model, plan), by "
                 "which a loss is computed once, of the whole batch."
             )

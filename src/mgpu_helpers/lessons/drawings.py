@@ -31,7 +31,7 @@ from mgpu_helpers.charts.base import (
 )
 from mgpu_helpers.charts.base import sizes as text_sizes
 from mgpu_helpers.charts.memory import backward_begins
-from mgpu_helpers.charts.steps import bars_of, timeline
+from mgpu_helpers.charts.steps import timeline
 from mgpu_helpers.devices.plan import planned
 
 if TYPE_CHECKING:
@@ -423,7 +423,8 @@ def both_ways(step: Trace, model: Any, ax: Any = None) -> Any:
 def networks(step: Trace, dark: str, light: str, ax: Any = None) -> Any:
     """Draw when each device computed either of two networks, forward or backward, or waited.
 
-    What runs on the host is left out.
+    A line stands where a gradient has been added up; small ones, as of biases, have none. What
+    runs on the host is left out.
     """
     from mgpu_helpers.trace.layers import layer
 
@@ -431,26 +432,33 @@ def networks(step: Trace, dark: str, light: str, ax: Any = None) -> Any:
         found = layer(op.name, (dark, light), 1)
         return found if found in (dark, light) else "other"
 
-    return _in_two_shades(step, name, (dark, light), ax)
+    ax = _in_two_shades(step, name, (dark, light), ax)
+    ax.set_title(f"{ax.get_title('left')}.\nBlack line: the gradients of all devices are added up",
+                 loc="left")  # fmt: skip
+    for op in _large(_meetings(step)):
+        ax.axvline(1e3 * op.end, color=DARK, linewidth=1.2)
+    return ax
 
 
 def _in_two_shades(
     step: Trace, name: Callable[[Op], str], names: tuple[str, str], ax: Any = None
 ) -> Any:
-    """Draw what has the first name dark, what has the second pale, and waits hatched."""
+    """Draw what has the first name dark, what has the second pale, and waits hatched.
+
+    What ran at once on a device has half the height.
+    """
     step = _without_host(step)
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
     boxes, (dark, light) = [], names
-    for device, (low, high), bars in bars_of(step, name):
+    for row, device in enumerate(step.devices):
         shades = {dark: colour(device), light: pale(colour(device)), "other": HOST}
-        for bar in bars:
-            place = bar.start, bar.end - bar.start
-            ax.broken_barh([place], (low, high), facecolor=shades[bar.name], edgecolor="white",
-                           linewidth=0.4)  # fmt: skip
-            boxes.append((place[0], low, place[1], high, bar.name, "white"))
+        for start, end, low, high, word in _joined(step, device, name):
+            ax.broken_barh([(start, end - start)], (row + low, high), facecolor=shades[word],
+                           edgecolor="white", linewidth=0.4)  # fmt: skip
+            boxes.append((start, row + low, end - start, high, word, "white"))
     for row, device in enumerate(step.devices):
         for start, end in _waits(step, device):
-            ax.broken_barh([(start, end - start)], (row - 0.38, 0.76), facecolor="none",
+            ax.broken_barh([(start, end - start)], (row - 0.4, 0.8), facecolor="none",
                            edgecolor="#bbbbbb", hatch="//", linewidth=0.5)  # fmt: skip
     rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
     ax.set_xlim(0, 1e3 * step.length)
@@ -503,8 +511,7 @@ def steps(
             if numbered:  # and none that adds up what one replica has made
                 ends = {*_sums(step)}
                 sums = [op for op in sums if op.end in ends or "Reduce" in op.type]
-            least = 0 if last else max((op.bytes for op in sums), default=0) / 10
-            added = sorted(1e3 * op.end for op in sums if op.bytes >= least)
+            added = sorted(1e3 * op.end for op in (sums if last else _large(sums)))
             added = added[-1:] if last else added
             gaps = [(row + n + 0.36, row + n + 0.64) for n in range(1, len(places))]
             for low, high in gaps if numbered else [(row + 0.5, row + len(places) + 0.5)]:
@@ -559,6 +566,40 @@ def _adds_up(op: Op) -> bool:
     """Say whether an operation adds up the gradients of several devices."""
     kinds = "AddN", "AllReduce", "CollectiveReduce"
     return any(kind in op.type for kind in kinds) and op.bytes != 4  # which is a loss
+
+
+def _meetings(step: Trace) -> list[Op]:
+    """List the additions of gradients of several devices, and none of what one device has made.
+
+    TensorFlow may make one addition of that of a device's own gradients and that of all devices'.
+    """
+    made, parts = {op.name: op for op in step.ops}, defaultdict[str, set[str]](set)
+    for maker, user in step.edges:
+        if maker in made:
+            parts[user].add(made[maker].device)
+    sums = (op for op in step.ops if _adds_up(op))
+    return [op for op in sums if len(parts[op.name]) > 1 or "Reduce" in op.type]
+
+
+def _large(sums: Sequence[Op]) -> list[Op]:
+    least = max((op.bytes for op in sums), default=0) / 10
+    return [op for op in sums if op.bytes >= least]
+
+
+def _joined(
+    step: Trace, device: str, name: Callable[[Op], str]
+) -> list[tuple[float, float, float, float, str]]:
+    """Make one bar of neighbours of a device with one name: start, end, place, height, the name."""
+    gap = 1e3 * step.length / 600  # about a pixel
+    lanes: dict[tuple[float, float, str], list[list[float]]] = defaultdict(list)
+    for op, low, high in sorted(_beside(step, device), key=lambda each: each[0].start):
+        bars, start, end = lanes[low, high, name(op)], 1e3 * op.start, 1e3 * op.end
+        if bars and start - bars[-1][1] <= gap:
+            bars[-1][1] = max(end, bars[-1][1])
+        elif op.length:
+            bars.append([start, end])
+    found = [(start, end, *lane) for lane, bars in lanes.items() for start, end in bars]
+    return sorted(found, key=lambda bar: (bar[0] - bar[1], bar[0]))  # short ones lie on top
 
 
 def _beside(step: Trace, device: str) -> list[tuple[Op, float, float]]:

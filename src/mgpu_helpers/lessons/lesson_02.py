@@ -16,7 +16,7 @@ from mgpu_helpers._names import short
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
 
-READ = 0.2  # seconds that a batch takes to be read, longer than its step: it hides the shorter one
+READ = 0.12  # seconds that a batch takes to be read, longer than its step: it hides the shorter one
 TRIES = 5  # traces of a step, of which the fastest are kept: other programs disturb some
 PASS = 4  # batches in a pass of the exercise
 CAUSES = frozenset({1, 4, 5})  # the exercise's, by the numbers of the patients

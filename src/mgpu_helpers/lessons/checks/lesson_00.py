@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,7 @@ from mgpu_helpers import trace
 from mgpu_helpers._models import is_model
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
-from mgpu_helpers.lessons.checks.judge import (
-    call,
-    exercise,
-    expect,
-    numbers,
-    products_on_all,
-    traced,
-)  # fmt: skip
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, same_as
 
 
 @exercise
@@ -39,32 +33,58 @@ def on_all(build: Any) -> str:
     return f"a step computed its convolutions on {', '.join(sorted(worked))}"
 
 
-@exercise
-def multiply_columns(function: Any) -> str:
-    """Check exercise 2 of lesson 00: value, places and bytes of a product shared by columns."""
-    plan, rng = planned(), np.random.default_rng(seed=1)
-    left = rng.integers(-3, 4, [60, 40]).astype("float32")
-    right = rng.integers(-3, 4, [40, 840]).astype("float32")
-    value, step = traced(function, left, right)
-    value = numbers(value, (60, 840), "return the pieces, joined along axis 1")
-    in_order = np.array_equal(value, left @ right)
-    expect(in_order, "the shape is right and the numbers are not: are the pieces in order?")
-    products_on_all(step, "{} multiplied nothing: is tf.device in the loop?")
-    wanted = left.nbytes + right.nbytes // len(plan)
-    for copy in step.copies:
-        expect(not {copy.source, copy.target} <= {*plan.devices}, f"{copy.source} sends to "
-               f"{copy.target}: cut and join in a block of {plan.host}")
-    sizes = {device: sum(copy.bytes or 0 for copy in step.copies if copy.target == device)
-             for device in plan.devices}
-    for device, got in sizes.items():
-        way = "cut right on the host, outside the device's block"
-        if got < right.nbytes:
-            way = "cut right into equal parts"
-        elif got < left.nbytes + right.nbytes:
-            way = "send all of left, and cut right, not left"
-        expect(got <= wanted, f"{device} got {got:,} bytes, where all of left and its columns of "
-               f"right are {wanted:,}: {way}")
-    least = min(sizes.values())
-    expect(least == wanted, f"a device got {least:,} bytes, where all of left and its columns of "
-           f"right are {wanted:,}: cut only right, and along axis 1")
-    return f"the same product, and each device got {wanted:,} bytes"
+def _steps() -> Iterator[tuple[trace.Trace]]:
+    devices = planned().devices
+    kinds = "Conv2D", "Conv2DBackpropFilter", "_FusedConv2D"
+    yield (_step(dict.fromkeys(devices, "Conv2D")),)
+    yield (_step({devices[-1]: "Conv2DBackpropInput"}),)
+    yield (_step({devices[0]: "Conv2D"} | dict.fromkeys(devices[1:], "MatMul")),)
+    yield (_step({}),)
+    draw = np.random.default_rng()
+    for _ in range(5):  # so that nothing can be wired in
+        yield (_step({on: draw.choice([*kinds, "Add", ""]) for on in devices}),)
+
+
+def _step(types: dict[str, str]) -> trace.Trace:
+    """Make a step in which devices ran an operation of these types, and the host its own two."""
+    host = planned().host
+    ran = [(host, "IteratorGetNext"), (host, "Add"), *types.items(), *types.items()]
+    return trace.Trace(tuple(
+        trace.Op(f"op_{place}", str(kind), device, 1e-3 * place, 1e-3)
+        for place, (device, kind) in enumerate(ran) if kind
+    ), (), {}, ())  # fmt: skip
+
+
+def _idle(step: trace.Trace) -> list[str]:
+    return _not_in({op.device for op in step.ops if "Conv2D" in op.type})
+
+
+def _not_in(worked: set[str]) -> list[str]:
+    return [device for device in planned().devices if device not in worked]
+
+
+def _told(right: list[str], got: Any, step: trace.Trace) -> str:
+    ran = sorted({f"{op.type} on {op.device}" for op in step.ops})
+    return f"in a step that ran {', '.join(ran)} the answer is {right}, and yours is {got!r:.80}"
+
+
+#: Check exercise 2 of lesson 00: the devices that computed no convolution.
+idle = same_as(
+    _idle,
+    _steps,
+    told=_told,
+    wrong={
+        "list the devices that computed none, not those that did":
+            lambda step: _not_in({*_idle(step)}),
+        "not every operation is a convolution: look at its type":
+            lambda step: _not_in({op.device for op in step.ops}),
+        'the type may be longer, as in the backward pass: ask whether "Conv2D" is in it':
+            lambda step: _not_in({op.device for op in step.ops if op.type == "Conv2D"}),
+        "a device that ran nothing is in no operation: go through plan.devices":
+            lambda step: [on for on in _idle(step) if on in {op.device for op in step.ops}],
+        "the host is no device of the plan":
+            lambda step: [planned().host, *_idle(step)],
+    },
+    unknown="give a list of names from plan.devices, in their order",
+    yes="right for nine steps",
+)
