@@ -49,10 +49,11 @@ layers = keras.layers
 # tf.disable_v2_behavior()
 # ```
 #
-# With them it runs up to the first call that is gone. Here are some calls of our sources. `tf`
-# means that today's TensorFlow still has the call, `tf1` that only `tf.compat.v1` has it, `gone`
-# that neither has it, and `own` that it is from a library of the author. The last column says what
-# replaces it. The [complete list](../docs/sources.md#calls) has the calls of each source.
+# With them it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow,
+# and `tf1` is `tensorflow.compat.v1`, which such a program calls `tf`. Here are some calls of our
+# sources, where each of them still is, and what replaces it. `gone` means that neither module has
+# it, and `own` that it is from a library of the author. The [complete
+# list](../docs/sources.md#calls) has the calls of each source.
 
 # %%
 print(lesson_23.today())

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from mgpu_helpers import charts
 
 Spans = Sequence[tuple[float, float]]
@@ -44,9 +42,11 @@ def timed(session: Any, batches: Iterable[tuple[Any, Any]]) -> Spans:
 
 def show(passes: Mapping[str, Sequence[Spans]], homes: Sequence[str]) -> Any:
     """Draw when each graph trained, in each way to make a pass, from the beginning of the pass."""
-    rows, places = {}, {}
+    rows: dict[str, Spans] = {}
+    places = {}
     for way, graphs in passes.items():
         for number, (home, spans) in enumerate(zip(homes, graphs, strict=True), 1):
-            rows[f"{way}: graph {number}"] = np.array(spans) - graphs[0][0][0]
+            zero = graphs[0][0][0]
+            rows[f"{way}: graph {number}"] = [(begun - zero, end - zero) for begun, end in spans]
             places[f"{way}: graph {number}"] = home
     return charts.spans(rows, places).set_title("When each graph trained", loc="left")
