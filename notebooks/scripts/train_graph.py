@@ -17,27 +17,34 @@ options = parser.parse_args()
 import numpy as np  # noqa: E402  --help need not wait for TensorFlow
 import tensorflow.compat.v1 as tf1  # noqa: E402
 
-from mgpu_helpers.lessons import digits, networks  # noqa: E402
+from mgpu_helpers.lessons import digits  # noqa: E402
 
-network = networks.jang(options.hidden, width=0.125)  # an eighth of the article's
+hidden = options.hidden // 8  # all is an eighth as wide as in the article
+shapes = [3, 3, 1, 8], [3, 3, 8, 8], [3, 3, 8, 16], [256, hidden], [hidden, 10]
+draw = tf1.variance_scaling_initializer(2.0, seed=9)
 with tf1.Graph().as_default() as graph:
-    x = tf1.placeholder(tf1.float64, [None, 28, 28, 1])
-    y = tf1.placeholder(tf1.int64, [None])
-    start = networks.initial(network).items()
-    weights = {name: tf1.get_variable(name, initializer=np.float64(each)) for name, each in start}
-    loss = networks.loss(y, networks.logits(network, weights, x))
+    weights = [tf1.get_variable(f"w{n}", each, tf1.float64, draw) for n, each in enumerate(shapes)]
+    images = x = tf1.placeholder(tf1.float64, [None, 28, 28, 1])
+    labels = tf1.placeholder(tf1.int64, [None])
+    for kernel in weights[:3]:
+        x = tf1.nn.relu(tf1.nn.conv2d(x, kernel, 1, "SAME"))
+        x = tf1.nn.max_pool2d(x, 2, 2, "SAME")
+    x = tf1.nn.relu(tf1.matmul(tf1.reshape(x, [-1, 256]), weights[3]))
+    scores = tf1.matmul(x, weights[4])
+    entropy = tf1.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=scores)
+    loss = tf1.reduce_mean(entropy)
     train = tf1.train.GradientDescentOptimizer(0.125).minimize(loss)
     initialize = tf1.global_variables_initializer()
 
-images, labels = digits.load(64 * options.steps)
-batches = zip(np.split(images, options.steps), np.split(labels, options.steps), strict=True)
+data = digits.load(64 * options.steps)
+batches = zip(*(np.split(each, options.steps) for each in data), strict=True)
 
 config = tf1.ConfigProto()
 config.gpu_options.visible_device_list = options.gpu
 config.gpu_options.allow_growth = True
 with tf1.Session(graph=graph, config=config) as session:
     session.run(initialize)
-    losses = [session.run([loss, train], {x: images, y: labels})[0] for images, labels in batches]
+    losses = [session.run([loss, train], {images: x, labels: y})[0] for x, y in batches]
 
 options.output.mkdir(parents=True, exist_ok=True)
 (options.output / "train_graph.json").write_text(json.dumps([float(each) for each in losses]))

@@ -5,20 +5,19 @@
 # because `tf.placeholder` and `tf.Session` have moved and `tf.contrib` is gone. Some of its other
 # lines still run, and mean something else.
 #
-# **In this lesson** you learn what replaces each call of such a program, run the two kinds of them
-# on two devices, and prove that both train what two lines of today train.
+# **In this lesson** you run programs of 2016 and 2017, of two kinds, on two devices, find out
+# whether each device does its share, and prove that they train what two lines of today train.
 #
-# ![Joined losses, colocated: two devices go forward, the host takes one mean of the losses, both
-# devices go backward, and the first device updates the weights. Towers: each device goes forward
-# and backward, and the host takes the mean of the gradients and updates the
-# weights.](pictures/23_two_kinds.svg)
+# ![Joined losses: two devices go forward, the host takes one mean of the losses, both devices go
+# backward, and the host updates the weights. Towers: each device goes forward and backward, and the
+# host takes the mean of the gradients and updates the weights.](pictures/23_two_kinds.svg)
+#
+# With two devices, both kinds move every weight as these lines do, to a part in 10,000:
 #
 # ```python
 # fit.use(model, plan)
 # model.fit(x, y)
 # ```
-#
-# With two devices, both programs move every weight as these lines do, to a part in 10,000.
 #
 # **You need** [[00]], for its traces, and [[07]].
 
@@ -31,7 +30,6 @@ plan
 # %%
 import keras
 import matplotlib.pyplot as plt
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -42,28 +40,27 @@ from mgpu_helpers.lessons.checks import lesson_23 as checks
 layers = keras.layers
 
 # %% [markdown]
-# ## What replaces each call
+# ## Make it start
 #
-# First try two lines in place of the program's import:
+# First put two lines in place of the program's import:
 #
 # ```python
 # import tensorflow.compat.v1 as tf
 # tf.disable_v2_behavior()
 # ```
 #
-# With them it runs up to the first call that is gone. Here are some calls of our sources. `tf`
-# means that today's TensorFlow still has the call, `tf1` that only `tf.compat.v1` has it, and `own`
-# that it is from a library of the author. The last column says what replaces it. The [complete
+# With them it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow,
+# and `tf1` is `tensorflow.compat.v1`, which such a program calls `tf`. Here are some calls of our
+# sources, where each of them still is, and what replaces it. `gone` means that neither module has
+# it, and `own` that it is from a library of the author. The [complete
 # list](../docs/sources.md#calls) has the calls of each source.
 
 # %%
 print(lesson_23.today())
 
 # %% [markdown]
-# Some replacements differ a little: in graph code the averages begin with the weights before the
-# first step, and with `use_ema` with those after it. Worse are calls that still run and mean
-# something else. The second argument of `tf.nn.dropout` was the share to keep, and is now the share
-# to drop:
+# A call that is gone stops the program. Worse is a call that runs and means something else. The
+# second argument of `dropout` is the share to keep in `tf1`, and the share to drop in `tf`:
 
 # %%
 ones = tf.ones([100_000])
@@ -80,8 +77,8 @@ for module in (tf1, tf):
 # name of its **variable scope** comes before its own:
 
 # %%
-with tf.Graph().as_default(), tf1.Session() as session:
-    number = tf1.placeholder(tf.float32, [])
+with tf1.Graph().as_default(), tf1.Session() as session:
+    number = tf1.placeholder(tf1.float32, [])
     with tf1.variable_scope("shared"):
         factor = tf1.get_variable("factor", initializer=2.0)
     product = factor * number
@@ -91,48 +88,61 @@ with tf.Graph().as_default(), tf1.Session() as session:
 # %% [markdown]
 # The line with `*` only describes an operation. Its fetch in `run` computes the number.
 #
-# ## What today's lines train
+# ## The first kind: join the losses
 #
-# The network of [[07]] takes two steps with today's lines. `start` holds its weights before them,
-# and `today` those after them. One of the old programs also follows each weight with a **moving
-# average**, which NumPy computes here:
+# Here is the network of [[07]] in graph code, with its weights on the host. The seed lets every
+# program of this lesson begin with the same weights:
 
 # %%
-x, y = digits.load(840)
-with tf.device(plan.devices[0]):
-    model = lesson_23.model()
-start = follow = model.get_weights()
-fit.use(model, plan)
-for _ in range(2):
-    model.train_on_batch(x, y)
-    today = model.get_weights()
-    follow = [0.9 * average + 0.1 * weight for average, weight in zip(follow, today)]
+def weight(name, shape):
+    with tf1.device(plan.host):
+        return tf1.get_variable(name, shape, initializer=tf1.glorot_uniform_initializer(seed=9))
+
+
+def row_losses(x, y):
+    x = tf1.nn.conv2d(x, weight("k1", [7, 7, 1, 32]), 1, "SAME")
+    x = tf1.nn.relu(tf1.nn.bias_add(x, weight("b1", [32])))
+    x = tf1.nn.max_pool2d(x, 4, 4, "VALID")
+    x = tf1.nn.conv2d(x, weight("k2", [3, 3, 32, 16]), 1, "SAME")
+    x = tf1.nn.relu(tf1.nn.bias_add(x, weight("b2", [16])))
+    scores = tf1.matmul(tf1.reshape(x, [-1, 784]), weight("k3", [784, 10])) + weight("b3", [10])
+    return tf1.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=scores)
+
 
 # %% [markdown]
-# Here is the same network in graph code, with the weights of `start`. Below it, `begin` builds the
-# graph of a program and starts its session, and `two_steps` compares what the program trains with
-# `today`:
+# *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) has a function `make_parallel`,
+# and a note on P40 GPUs ([2017](../docs/sources.md#p40)) a program that does the same. Each device
+# computes the losses of its shard, and the losses are joined. Then there is one mean and one
+# backward pass. With `reuse` the second device gets the variables of the same names that the first
+# has made:
 
 # %%
-def variables():
-    return [tf1.get_variable(f"weight_{i}", initializer=each) for i, each in enumerate(start)]
+scopes = ["shared"] * len(plan)
 
 
-# %%
-def row_losses(x, y):
-    k1, b1, k2, b2, k3, b3 = variables()
-    x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, k1, 1, "SAME"), b1))
-    x = tf.nn.max_pool2d(x, 4, 4, "VALID")
-    x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, k2, 1, "SAME"), b2))
-    scores = tf.matmul(tf.reshape(x, [-1, 784]), k3) + b3
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores)
+def on_each(function, *batches):
+    shards = zip(*[tf1.split(batch, len(plan)) for batch in batches])
+    outputs = []
+    for device, scope, shard in zip(plan.devices, scopes, shards):
+        with tf1.device(device), tf1.variable_scope(scope, reuse=tf1.AUTO_REUSE):
+            outputs.append(function(*shard))
+    return outputs
 
+
+def joined(x, y, colocate=True):
+    loss = tf1.reduce_mean(tf1.concat(on_each(row_losses, x, y), axis=0))
+    sgd = tf1.train.GradientDescentOptimizer(0.3)
+    return loss, sgd.minimize(loss, colocate_gradients_with_ops=colocate)
+
+
+# %% [markdown]
+# `begin` builds the graph of a program and starts its session. The program takes two steps:
 
 # %%
 def begin(program, **options):
-    with tf.Graph().as_default() as graph, tf.device(plan.host):
-        x = tf1.placeholder(tf.float32, [None, 28, 28, 1], name="x")
-        y = tf1.placeholder(tf.int64, [None], name="y")
+    with tf1.Graph().as_default() as graph, tf1.device(plan.host):
+        x = tf1.placeholder(tf1.float32, [None, 28, 28, 1], name="x")
+        y = tf1.placeholder(tf1.int64, [None], name="y")
         fetches = program(x, y, **options)
         initialize = tf1.global_variables_initializer()
     session = tf1.Session(graph=graph, config=plan.session_config())
@@ -140,63 +150,57 @@ def begin(program, **options):
     return session, fetches
 
 
-# %%
-feed = {"x:0": x, "y:0": y}
-
-
 def weights_of(session):
     return session.run(session.graph.get_collection("trainable_variables"))
 
 
 # %%
-def apart(ours, theirs):
-    columns = zip(start, ours, theirs)
-    return max(np.abs(a - b).max() / np.abs(b - first).max() for first, a, b in columns)
-
-
-def two_steps(program):
-    session, fetches = begin(program)
-    losses = [session.run(fetches, feed)[0] for _ in range(2)]
-    print("the loss falls:", losses[1] < losses[0])
-    print("weights of fit.use to 1e-4:", apart(weights_of(session), today) < 1e-4)
-    return session, fetches
-
+x, y = digits.load(840)
+feed = {"x:0": x, "y:0": y}
+session, fetches = begin(joined)
+start = weights_of(session)
+print("losses:", *[f"{session.run(fetches, feed)[0]:.2f}" for _ in range(2)])
 
 # %% [markdown]
-# ## The first kind: join the losses
+# It runs, and the loss falls. Does it train the right thing? We give the weights of its start to
+# the same network in Keras, which takes two steps with today's lines:
+
+# %%
+stack = [
+    layers.Conv2D(32, 7, padding="same", activation="relu"),
+    layers.MaxPool2D(4),
+    layers.Conv2D(16, 3, padding="same", activation="relu"),
+    layers.Flatten(),
+    layers.Dense(10),
+]
+with tf.device(plan.devices[0]):
+    model = keras.Sequential([keras.Input([28, 28, 1]), *stack])
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.3), entropy)
+model.set_weights(start)
+fit.use(model, plan)
+for _ in range(2):
+    model.train_on_batch(x, y)
+
+# %% [markdown]
+# As in [[07]], `apart` divides the largest difference by the largest change from `start`, for each
+# weight:
+
+# %%
+def compare(session):
+    apart = lesson_23.apart(start, weights_of(session), model.get_weights())
+    print("weights of fit.use to 1e-4:", apart < 1e-4)
+
+
+compare(session)
+
+# %% [markdown]
+# The old program trains what today's lines train.
 #
-# *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) calls it `make_parallel`, and a
-# note on P40 GPUs ([2017](../docs/sources.md#p40)) has a program that does the same. Each device
-# computes the losses of its shard, and the losses are joined. Then there is one mean and one
-# backward pass:
-
-# %%
-scopes = ["shared"] * len(plan)
-
-
-def on_each(function, *batches):
-    shards = zip(*[tf.split(batch, len(plan)) for batch in batches])
-    outputs = []
-    for device, scope, shard in zip(plan.devices, scopes, shards):
-        with tf.device(device), tf1.variable_scope(scope, reuse=tf1.AUTO_REUSE):
-            outputs.append(function(*shard))
-    return outputs
-
-
-# %%
-def joined(x, y, colocate=True):
-    loss = tf.reduce_mean(tf.concat(on_each(row_losses, x, y), axis=0))
-    sgd = tf1.train.GradientDescentOptimizer(0.3)
-    return loss, sgd.minimize(loss, colocate_gradients_with_ops=colocate)
-
-
-session, fetches = two_steps(joined)
-
-# %% [markdown]
-# It trains what today's lines train. Two options matter. With `reuse` the second device gets the
-# variables of the same names that the first has made, and they stay on the first. With
-# `colocate_gradients_with_ops` each gradient is computed on the device of its operation. We trace a
-# step without the second option and with it. For each place we count the convolutions of the
+# ## Does each device do its share?
+#
+# With `colocate_gradients_with_ops` each gradient is computed on the device of its operation. We
+# trace a step without this option and with it. For each place we count the convolutions of the
 # backward pass, three for each shard, and what it sends:
 
 # %%
@@ -207,52 +211,43 @@ for colocate in (False, True):
     print(f"colocate={colocate}", *lesson_23.backward(step), sep="\n  ")
 
 # %% [markdown]
-# Without the option the host computes the whole backward pass, because the optimizer was called in
-# the host's block. In an old program that place is usually the first GPU. Then the devices share
-# only the forward pass, and all that they keep for the backward pass has to cross. With the option
-# each device goes backward through its own shard, and sends only weights, losses or gradients.
+# Without the option the host computes the whole backward pass, because `minimize` was called in the
+# host's block. In an old program that place is usually the first GPU. Then the devices share only
+# the forward pass, and all that they keep for the backward pass has to cross. With the option each
+# device goes backward through its own shard, and sends only losses and gradients.
 #
 # ## The second kind: towers
 #
-# The [tensorlight notebook](../docs/sources.md#tensorlight) (2016) keeps all weights on the host.
-# Each tower has a backward pass of its own. The host averages the gradients, updates the weights,
-# and then their moving averages:
+# In the [tensorlight notebook](../docs/sources.md#tensorlight) (2016) each tower has a backward
+# pass of its own, in the block of its device, so it needs no option. The host averages the
+# gradients and updates the weights:
 
 # %%
 def tower(x, y):
-    loss = tf.reduce_mean(row_losses(x, y))
+    loss = tf1.reduce_mean(row_losses(x, y))
     return [loss, *tf1.gradients(loss, tf1.trainable_variables())]
 
 
 def averaged(x, y):
-    with tf1.variable_scope(scopes[0]):
-        weights = variables()  # on the host, before a tower asks for them
     columns = zip(*on_each(tower, x, y))
-    loss, *gradients = [tf.add_n(column) / len(column) for column in columns]
+    loss, *gradients = [tf1.add_n(column) / len(column) for column in columns]
     sgd = tf1.train.GradientDescentOptimizer(0.3)
-    update = sgd.apply_gradients(zip(gradients, weights))
-    follow = tf1.train.ExponentialMovingAverage(0.9)
-    with tf.control_dependencies([update]):
-        train = follow.apply(weights)
-    tf1.add_to_collection("followed", [follow.average(weight) for weight in weights])
-    return loss, train
+    return loss, sgd.apply_gradients(zip(gradients, tf1.trainable_variables()))
 
 
 # %%
-session, fetches = two_steps(averaged)
-(averages,) = session.graph.get_collection("followed")
-print("moving averages to 1e-4:", apart(session.run(averages), follow) < 1e-4)
+session, fetches = begin(averaged)
+for _ in range(2):
+    session.run(fetches, feed)
+compare(session)
 
 # %% [markdown]
-# A graph has no order of lines: TensorFlow runs an operation when its inputs are ready. So
-# `control_dependencies` says that the averages come after the update. Without it they may miss the
-# last update.
-#
-# Here is a step of the towers in a session, and then one of `fit`:
+# Here is a step of the towers in a session, and then one of `fit`, each the fastest of ten:
 
 # %% tags=["varies", "cover"]
-towers = trace.session_step(session, fetches, feed)[1]
-traces = {"Towers in a session": towers, "fit, after fit.use": trace.fit_step(model, (x, y))}
+in_session = lesson_23.fastest(lambda: trace.session_step(session, fetches, feed)[1])
+by_fit = lesson_23.fastest(lambda: trace.fit_step(model, (x, y)))
+traces = {"Towers in a session": in_session, "fit, after fit.use": by_fit}
 drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
@@ -266,7 +261,9 @@ plt.show()
 
 # %%
 scopes = [f"tower_{i}" for i in range(len(plan))]
-session, fetches = two_steps(joined)
+session, fetches = begin(joined)
+print("losses:", *[f"{session.run(fetches, feed)[0]:.2f}" for _ in range(2)])
+compare(session)
 print("variables:", len(weights_of(session)))
 
 # %% [markdown]
@@ -287,12 +284,11 @@ print("variables:", len(weights_of(session)))
 #
 # ## On your own
 #
-# Under each exercise is its solution. JupyterLab keeps it closed until you click on it.
-#
-# **1.** The notebook also tells its moving average the number of updates, so that early averages
-# follow faster. In update n = 1, 2, … the decay is the smaller of `decay` and (1 + n) / (10 + n).
-# Write `followed(values, decay)`: `values` holds a weight at the start and after each update, and
-# the last average is returned.
+# **1.** The tensorlight notebook follows each weight with a **moving average**: after each update,
+# the average keeps the share `decay` of what it was, and the rest comes from the weight. In update
+# n = 1, 2, … the decay is the smaller of `decay` and (1 + n) / (10 + n), so that early averages
+# follow faster. Write `followed(values, decay)`: `values` holds a weight at the start and after
+# each update, and the last average is returned.
 
 # %% tags=["exercise"]
 def followed(values, decay):
@@ -341,12 +337,13 @@ checks.hidden(hidden)
 # ## What we saw
 #
 # - Both kinds of program moved every weight as `fit.use` does, to 1e-4.
+# - Without `colocate_gradients_with_ops` the devices computed 0 convolutions of the backward pass.
 # - A scope for each device made 12 variables, and no error said so.
 # - The same call of `dropout` keeps 0.8 of the units in `tf.compat.v1`, and 0.2 in `tf`.
 #
 # ## In practice
 #
-# Write the network anew in Keras, give it the old program's weights, and compare one step with
-# plain SGD, as we did. Then call `fit.use(model, plan)` and delete the graph.
+# Let the old program run again, with plain SGD and without dropout. Write its network anew in
+# Keras, give it the old program's weights, and compare two steps, as we did. Then delete the graph.
 #
 # Next: [[next]].

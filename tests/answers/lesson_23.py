@@ -6,7 +6,7 @@ RIGHT = {
 def followed(values, decay):
     average, *later = values
     for n in range(len(later)):
-        d = np.minimum(decay, (2 + n) / (11 + n))
+        d = min(decay, (2 + n) / (11 + n))
         average += (1 - d) * (later[n] - average)
     return average
 """,

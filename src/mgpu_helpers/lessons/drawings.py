@@ -470,7 +470,7 @@ def _in_two_shades(
 
 def steps(
     traces: Mapping[str, Trace], ax: Any = None, *, line: str = "a gradient is added up",
-    last: bool = False, numbered: bool = False, devices: Sequence[str] = (),
+    last: bool = False, numbered: bool = False, devices: Sequence[str] = (), dense: bool = False,
 ) -> Any:  # fmt: skip
     """Draw steps on one clock: convolutions dark, the rest pale, a line where gradients are added.
 
@@ -479,10 +479,14 @@ def steps(
     have none. With `last` there is one line, where the last gradient has been added. With
     `numbered` a device's convolutions have numbers, in the order of their starts, on the left of
     what is too narrow for one, and the lines are short, between the rows of devices. Each step has
-    a row for each of `devices`, or for those that computed a convolution.
+    a row for each of `devices`, or for those that computed a convolution. With `dense` the matrix
+    products of dense layers are dark as well, and have a word.
     """
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
+
+    def dark(op: Op) -> bool:
+        return _convolves(op) or dense and "MatMul" in op.type
 
     computed = [devices or sorted({op.device for op in step.ops if _convolves(op)})
                 for step in traces.values()]  # fmt: skip
@@ -499,12 +503,12 @@ def steps(
             for op, low, high in _beside(step, device):
                 low, shade = low + row + number, colour(device)
                 ax.broken_barh([(1e3 * op.start, 1e3 * op.length)], (low, high), facecolor=shade,
-                               alpha=1 if _convolves(op) else 0.4, edgecolor="white",
+                               alpha=1 if dark(op) else 0.4, edgecolor="white",
                                linewidth=0.5)  # fmt: skip
-                if word := _kind(op):
+                if word := _kind(op) or "dense" * dark(op):
                     if numbered and _convolves(op):
                         word = f"{starts.index(op.start) + 1} {word}"
-                    ink = "white" if _convolves(op) else DARK
+                    ink = "white" if dark(op) else DARK
                     boxes.append((1e3 * op.start, low, 1e3 * op.length, high, word, ink))
         if line and len(places) > 1:
             sums = [op for op in step.ops if _adds_up(op)]
@@ -523,7 +527,7 @@ def steps(
     handles: list[Any] = [
         tuple(Patch(color=shade, alpha=alpha, lw=0) for shade in shades) for alpha in (1, 0.4)
     ]
-    words = ["convolution", "other work"]
+    words = ["convolution or dense layer" if dense else "convolution", "other work"]
     if line:
         handles += ax.plot([], [], color=DARK, linewidth=1.2)
         words.append(line)

@@ -1,10 +1,13 @@
-"""What lesson 23 needs beside its own code: a Keras model, and what became of old names."""
+"""What lesson 23 needs beside its own code: comparisons, and what became of old names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import reduce
 from importlib.util import find_spec
 from typing import Any
+
+import numpy as np
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
@@ -16,7 +19,7 @@ CALLS = {
     "tf.placeholder": "arguments of fit",
     "tf.get_variable": "a layer's weights",
     "tf.variable_scope": "one model, which each device calls",
-    "tf.gradients": "fit; in a graph it now always colocates",
+    "tf.gradients": "fit, or a tape",
     "tt.training.average_gradients": "fit.use(model, plan)",
     "tf.train.AdamOptimizer": "keras.optimizers.Adam(epsilon=1e-8)",
     "tf.train.ExponentialMovingAverage": "use_ema=True in a Keras optimizer",
@@ -29,23 +32,14 @@ CALLS = {
 }
 
 
-def model() -> Any:
-    """Make the network of lesson 07, compiled: plain SGD shows what a step does."""
-    import keras
+def apart(start: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> float:
+    """Give the largest difference of two lists of weights, by the largest change of each weight.
 
-    keras.utils.set_random_seed(9)
-    layers = keras.layers
-    stack = [
-        layers.Conv2D(32, 7, padding="same", activation="relu"),
-        layers.MaxPool2D(4),
-        layers.Conv2D(16, 3, padding="same", activation="relu"),
-        layers.Flatten(),
-        layers.Dense(10),
-    ]
-    made = keras.Sequential([keras.Input([28, 28, 1]), *stack])
-    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    made.compile(keras.optimizers.SGD(0.3), entropy)
-    return made
+    >>> apart([[0.0, 0.0]], [[1.0, 2.0]], [[1.0, 4.0]])
+    0.5
+    """
+    rows = [[np.asarray(each) for each in row] for row in zip(start, ours, theirs, strict=False)]
+    return max(float(np.abs(a - b).max() / np.abs(b - first).max()) for first, a, b in rows)
 
 
 def backward(step: Trace) -> list[str]:
@@ -57,6 +51,11 @@ def backward(step: Trace) -> list[str]:
         sent = sum(copy.bytes or 0 for copy in step.copies if copy.source == place)
         lines.append(f"{place}  {counted(done, 'convolution')} backward, sends {sent / 1e6:.1f} MB")
     return lines
+
+
+def fastest(step: Callable[[], Trace]) -> Trace:
+    """Trace a step ten times, and give the trace that other programs disturbed least."""
+    return min((step() for _ in range(10)), key=lambda each: each.length)
 
 
 def today() -> str:
