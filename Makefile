@@ -115,5 +115,5 @@ constraints:  ## compile constraints.txt again from pyproject.toml (needs uv)
 	    --output-file constraints.txt pyproject.toml
 
 clean:  ## remove the environments and everything that tools have left behind
-	rm -rf .venv .venv-tf* .venv-keras* build dist .out .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-tf* .venv-keras* .venv-peers build dist .out .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -o -name .ipynb_checkpoints -o -name '*.egg-info' | xargs rm -rf

@@ -2,8 +2,9 @@
 
 python benchmarks [-v] [NAME ...]    or make bench, or make bench ONLY=jobs
 
-A benchmark is a file of this folder without _ in front. One that fails does not stop the others,
-and makes the exit status 1; a target that is not met does not. The chart has every card there is.
+A benchmark is a file of this folder without _ in front; those of `_rounds.ASKED` run only when they
+are named. One that fails does not stop the others, and makes the exit status 1; a target that is
+not met does not. The chart has every card there is.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import matplotlib
 
 import _cards as results
 import _chart
+import _rounds
 from mgpu_helpers._formatting import counted
 
 HERE = Path(__file__).resolve().parent
@@ -60,7 +62,7 @@ def written(folder: Path) -> dict[Path, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python benchmarks", description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; all without")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks; most without")
     parser.add_argument("-v", "--verbose", action="store_true", help="show what they say")
     parser.add_argument("--folder", type=Path, default=HERE, help="where the benchmarks are")
     parser.add_argument(
@@ -74,7 +76,8 @@ def main() -> int:
     for name in options.names:
         if name not in files:
             parser.error(f"there is no benchmark {name!r}: choose from {', '.join(files)}.")
-    names, folder = options.names or list(files), options.results.resolve()
+    names = options.names or [name for name in files if name not in _rounds.ASKED]
+    folder = options.results.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     env = os.environ | {"MGPU_RESULTS": str(folder), "PYTHONUNBUFFERED": "1"}
     began, cards, failed, without = time.perf_counter(), [], [], []

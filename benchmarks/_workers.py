@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
 
-def start(file: str, *arguments: object) -> subprocess.Popen:
+def start(
+    file: str, *arguments: object, python: str = sys.executable, **env: str
+) -> subprocess.Popen:
     """Start a benchmark's file again, as a process that calls `serve`."""
-    command = [sys.executable, file, *map(str, arguments)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command, pipe = [python, file, *map(str, arguments)], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=os.environ | env)
 
 
 def serve(work: Callable[[], float]) -> None:

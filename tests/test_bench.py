@@ -142,4 +142,9 @@ def test_rounds_end_with_the_time_and_the_least_has_half_as_much_again(
 
 def test_the_benchmarks_have_less_than_eight_minutes_each_its_own():
     names = {file.stem for file in (ROOT / "benchmarks").glob("[!_]*.py")}
-    assert names == set(_rounds.SECONDS) and sum(_rounds.SECONDS.values()) < 480
+    assert names == {*_rounds.SECONDS, *_rounds.ASKED} and sum(_rounds.SECONDS.values()) < 480
+
+
+def test_what_has_to_be_asked_for_runs_only_when_it_is_named(bench):
+    for named, head in ((), "[1/1] good"), (("peers",), "[1/1] peers"):
+        assert lines(bench(*named, good=GOOD, peers=GOOD))[0].startswith(head)

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import _cards
+import _rounds
+import peers
 from _cards import Ratio
 from conftest import ROOT, run_python
 from mgpu_helpers.devices import Plan
@@ -154,4 +156,24 @@ def test_every_benchmark_of_the_project_has_a_card_without_a_path_or_a_host():
     assert all(card.ratios for card in own)
     names = {re.sub("-gpus$", "", card.name) for card in own}
     if names:  # who deletes one to measure anew deletes them all
-        assert names == {path.stem for path in BENCHMARKS.glob("[!_]*.py")}
+        assert names | {*_rounds.ASKED} == {path.stem for path in BENCHMARKS.glob("[!_]*.py")}
+
+
+def test_the_comparison_with_others_shows_what_their_card_says():
+    card, page = RESULTS / "peers.json", (ROOT / "docs/compare.md").read_text()
+    said = peers.table(_cards.read(card)) if card.exists() else peers.NOT_YET
+    assert peers.PLACE.search(page)[0] == said, "run python benchmarks/peers.py table"
+
+
+def test_a_comparison_has_a_row_for_each_way():
+    ratios = tuple(
+        Ratio.of(f"{model}, {way}: time over TensorFlow", [1.2, 1.3, 1.4])
+        for model in peers.STEPS for way in peers.WAYS[1:]
+    )  # fmt: skip
+    card = _cards.Card(name="peers", date="2026-11-21", machine="AMD EPYC, 2 cores", mode="cores",
+                       devices=2, versions={}, ratios=ratios,
+                       numbers={"not_measured": peers.NOT_MEASURED})  # fmt: skip
+    said = peers.table(card)
+    assert said.startswith("On AMD EPYC, 2 cores, 2026-11-21 ([card](../results/peers.json)):\n\n|")
+    assert said.count("| 1.30 (1.25 to 1.35) |") == len(peers.WAYS) - 1
+    assert said.endswith("| PyTorch | not measured | not measured |\n")
