@@ -441,6 +441,34 @@ def test_a_gan_starts_as_it_does_on_one_device(tf, plan, inside):
     same(found, trained(make, None, X, None, epochs=1))
 
 
+def test_layers_that_a_call_builds_are_built_by_the_first_step(tf, keras, plan):
+    """Layers without a build of their model's have variables of one name."""
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = keras.layers.Dense(3, "tanh"), keras.layers.Dense(1)
+
+        def call(self, inputs):
+            self.add_loss(0.1 * tf.reduce_mean(inputs**2))
+            return self.last(self.first(inputs))
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((y - self(x, training=True)) ** 2) + sum(self.losses)
+            slopes = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
+            return {"error": loss}
+
+    def make():
+        model = Own()
+        model.compile("adam")
+        return model
+
+    same_in_scope(make, plan)
+
+
 def test_a_batch_by_hand_is_shared_out_as_one_of_a_dataset(keras, plan):
     def on(scope):
         keras.utils.set_random_seed(0)

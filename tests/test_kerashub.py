@@ -45,7 +45,7 @@ EACH = {
 # A BatchNormalization normalizes by its piece: pieces train something else, and say so.
 PIECES = [case for case in hub_models.CASES
           if not case.startswith(("resnet", "segformer", "transfer"))]  # fmt: skip
-# All at once: with a BatchNormalization without pieces, and without parts that run alone in rows.
+# All at once: with a BatchNormalization without pieces.
 TOGETHER: dict[str, dict[str, Any]] = {
     "where it is": {"pieces": 2, "recompute": True}, "host": {"state": "host", "recompute": True},
     "rows": {"shares": (2, 1), "state": "owners", "pieces": 2},

@@ -70,8 +70,19 @@ def build_by_step(function: Callable[[Any], Any], specs: Any, strategy: Any) -> 
     """
     import tensorflow as tf
 
+    made: dict[str, int] = {}
+
+    def named_apart(create: Callable[..., Any], **settings: Any) -> Any:
+        """Make a variable of another name than all before, by which TensorFlow keeps them here."""
+        name = f"{tf.get_current_name_scope()}/{settings.get('name') or 'Variable'}"
+        if (n := made.get(name, 0)) and settings.get("name"):
+            settings["name"] += f"_{n}"
+        made[name] = n + 1
+        return create(**settings)
+
     def traced(*given: Any) -> Any:
-        with _replica(strategy), tracing(Step(None, True, strategy)):
+        apart = tf.variable_creator_scope(named_apart)
+        with apart, _replica(strategy), tracing(Step(None, True, strategy)):
             function(tf.nest.pack_sequence_as(specs, given))
         return tf.constant(0)
 

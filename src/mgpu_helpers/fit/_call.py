@@ -8,7 +8,6 @@ where the first row has it, and gradients go back the same way and meet where th
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -155,15 +154,11 @@ def forward(
             row.begin(graph.flat(masked(*own)))
     for segment in segments:
         name = f"stage_{segment.device}/F{piece}" if laid.layout.staged else ""
-        moments: Any = contextlib.nullcontext()
-        if training and segment.calls[0] in meeting:
-            moments = _private.with_moments(
-                segment.calls[0].operation, *met(segment, each_row, sizes)
-            )
-        with moments:
-            for row, size in zip(each_row, sizes, strict=True):
-                with as_part(_most(size, 1) / _most(sum(sizes), 1)):
-                    row.run(segment, training, _some(size), f"{row.names}{name}")
+        meets = training and segment.calls[0] in meeting
+        moments = met(segment, each_row, sizes) if meets else ()
+        for row, size in zip(each_row, sizes, strict=True):
+            with as_part(_most(size, 1) / _most(sum(sizes), 1)):
+                row.run(segment, training, _some(size), f"{row.names}{name}", moments)
     for row in each_row:
         inputs = [row.made[0][value] for value in graph.inputs]
         homes = [row.maker[value] for value in graph.outputs]
@@ -198,7 +193,7 @@ def met(segment: Segment, each_row: Sequence[Row], sizes: Sequence[Any]) -> tupl
     import keras
     import tensorflow as tf
 
-    (call,) = segment.calls
+    call = segment.calls[0]
     layer, means, variances, counts = call.operation, [], [], []
     for row, size in zip(each_row, sizes, strict=True):
         with tf.device(row.devices[segment.device]), tf.name_scope(f"{row.names}{layer.name}"):

@@ -10,6 +10,7 @@ from mgpu_helpers import _private
 from mgpu_helpers._layers import Call, Value, run_calls
 
 AGAIN = "again"  # the name of what has to wait for its control inputs, in XLA as well
+MOMENTS = Value("mean"), Value("variance")  # of all rows, beside what calls are given
 
 
 def computed_twice(
@@ -71,7 +72,7 @@ def computed_twice(
                     if s is not None and y.dtype.is_floating]  # fmt: skip
             ys, by = [y for y, _ in ends], [s for _, s in ends]
             of = [*(own[i] for i in sloped), *variables]
-            if program is run_calls or tf.executing_eagerly():
+            if program in (run_calls, run_met) or tf.executing_eagerly():
                 found = tape.gradient(ys, of, by)
             else:  # of what runs on several devices each gradient there: a tape places none
                 graph = tf.compat.v1.get_default_graph()
@@ -107,6 +108,13 @@ def computed_twice(
     for variable, _, now in changed(scope, [*zip(variables, held, strict=True)]):
         outer.add_update((variable, now))
     return made
+
+
+def run_met(calls: Sequence[Call], values: dict[Value, Any], training: Any) -> dict[Value, Any]:
+    """Run calls of which the first normalizes by what is given as the moments of all rows."""
+    mean, variance = map(values.pop, MOMENTS)
+    with _private.with_moments(calls[0].operation, mean, variance):
+        return run_calls(calls, values, training)
 
 
 def _again(tensors: Iterable[Any]) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._layers import Value, run_calls
-from mgpu_helpers.fit._recompute import changed, computed_twice
+from mgpu_helpers.fit._recompute import MOMENTS, changed, computed_twice, run_met
 from mgpu_helpers.fit._segments import Segment
 from mgpu_helpers.fit.shares import workers_here
 
@@ -99,14 +99,18 @@ class Row:
                 continue
             self.state[id(variable)] = variable, value
 
-    def run(self, segment: Segment, training: Any, size: Any, name: str) -> None:
-        """Run a segment."""
+    def run(
+        self, segment: Segment, training: Any, size: Any, name: str, moments: Sequence[Any] = ()
+    ) -> None:
+        """Run a segment; moments are of what all rows give its first call, where they meet."""
         run, variables, d = run_calls, [*segment.variables], segment.device
         if segment.steps is not None:
             run = self.cut.together(segment, self.devices).run
             variables += self.cut.variables({layer for layer, _ in segment.steps})
         with self.reading(d, variables, size, name) as scope:
             values = {value: self.at(d, value) for value in segment.takes}
+            if moments:
+                run, values = run_met, values | dict(zip(MOMENTS, moments, strict=True))
             if segment.again:
                 made = computed_twice(
                     segment.calls, values, segment.gives, scope, variables, run, segment.last

@@ -46,8 +46,8 @@ def segments_of(
 ) -> list[Segment]:  # fmt: skip
     """Cut the calls where stages begin, where parts that run twice do, and around layers in parts.
 
-    A call at which rows meet is a segment by itself. All but the last segment run twice where any
-    do. No part of a layer's result goes from one segment to the next.
+    A call at which rows meet is a segment by itself, or begins a part that runs twice. All but the
+    last segment run twice where any do. No part of a layer's result goes from one to the next.
     """
     calls = graph.calls
     alone = [i for i, call in enumerate(calls) if call in {*meeting}]
@@ -59,7 +59,7 @@ def segments_of(
             f"{calls[alone[0]].name}: use synchronized=False."
         )
     turns = [i for i in range(1, len(calls)) if calls[i] in steps or calls[i - 1] in steps]
-    behind = [i + 1 for i in alone]
+    behind = [i + 1 for i in alone if not again]
     borders = sorted({0, *stages, *again, *turns, *alone, *behind, len(calls)} - inside)
     found = []
     for a, b in itertools.pairwise(borders):

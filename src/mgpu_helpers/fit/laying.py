@@ -161,12 +161,9 @@ class Laid:
             self.again = parts_to_run_again(self.graph, layout.recompute)
             if layout.layers:
                 self.cut = CutLayers(model, self.graph, layout)
-        if layout.recompute and (normal := self.meeting()):
-            raise ValueError(
-                f"{normal[0].name} needs all rows layer by layer, and recompute gives {model.name} "
-                "parts that run alone: use synchronized=False, or build the model in the scope of "
-                "fit.strategy, which does both."
-            )
+        if self.again and self.graph is not None:  # rows meet between two parts
+            meet = {self.graph.calls.index(call) for call in self.meeting()}
+            self.again = sorted({*self.again, *meet} - {0})
         own = model.distribute_strategy.num_replicas_in_sync == 1
         self.across = own and one_of_several_workers()
         if self.across and not layout.synchronized:

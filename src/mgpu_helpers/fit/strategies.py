@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
@@ -14,10 +14,10 @@ from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
 from mgpu_helpers.fit._asking import ask as kinds_of
-from mgpu_helpers.fit._kinds import Step, is_own
+from mgpu_helpers.fit._kinds import Step, Unknown, is_own
 from mgpu_helpers.fit.data import joined
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole, mark_of, taking
-from mgpu_helpers.fit.trainer import in_force, mend_entries
+from mgpu_helpers.fit.trainer import in_force, mend_entries, results_of_all
 
 _made: dict[tuple[str, ...], Any] = {}
 BY_WORKER = ("each worker",)
@@ -192,6 +192,22 @@ def _of(kind: Any) -> Any:
             kinds, name = self.known(fn)
             batch = whole.batch if isinstance(whole, Whole) else whole
             kinds[name] = kinds_of(model, fn, batch, self)
+
+        def asking(self, model: Any, batch: Any, trace: Callable[[], Any]) -> Any:
+            """Trace a training step, as `fit` does at its first; what fit knows of it stays."""
+            kinds, name = self.known(model.train_step)
+            before = {name: kinds.pop(name)} if name in kinds else {}
+            own = is_own(model.train_step)
+            try:
+                with in_force(), results_of_all(model) if own else contextlib.nullcontext():
+                    try:
+                        return trace()
+                    except Unknown:
+                        self.ask(model, model.train_step, batch)
+                        return trace()
+            finally:
+                kinds.pop(name, None)
+                kinds.update(before)
 
         def run(self, fn: Any, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
             if args and isinstance(args[0], Whole | Predicted):

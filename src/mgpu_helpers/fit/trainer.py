@@ -195,7 +195,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
     known, strategy = False, model.distribute_strategy
     strategy.forget(getattr(model, step))  # it may be compiled with another loss
     if is_own(getattr(model, step)):
-        function = _with_results(model, function)
+        function = results_of_all(model)(function)
 
     def first(iterator: Any) -> Any:
         nonlocal known
@@ -235,7 +235,8 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
     return first
 
 
-def _with_results(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+@contextlib.contextmanager
+def results_of_all(model: Any) -> Iterator[None]:
     """Let metrics give a step of one's own what they have of all replicas, as on one device."""
     import keras
     import tensorflow as tf
@@ -254,13 +255,10 @@ def _with_results(model: Any, function: Callable[..., Any]) -> Callable[..., Any
 
         return of_all_replicas
 
-    def called(iterator: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for metric in model.metrics:
-                stack.enter_context(instead(metric, result=of_all(metric)))
-            return function(iterator)
-
-    return called
+    with contextlib.ExitStack() as stack:
+        for metric in model.metrics:
+            stack.enter_context(instead(metric, result=of_all(metric)))
+        yield
 
 
 def batches_of(data: Any) -> Any:

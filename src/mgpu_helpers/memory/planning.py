@@ -240,7 +240,7 @@ def _notes(step: Step, ways: Iterable[Way]) -> Iterator[str]:
     if any(not way.layout.synchronized for way in ways):
         yield (
             "recompute over several devices changes the numbers: a BatchNormalization sees a "
-            "device's share at a time."
+            "device's share at a time. synchronized=True keeps them, and what each is given."
         )
 
 

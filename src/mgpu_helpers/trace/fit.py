@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any
+from typing import Any, cast
 
 from mgpu_helpers._formatting import error_line
 from mgpu_helpers._given import first_batch
@@ -66,7 +66,12 @@ def fit_step(model: Any, data: Any) -> Trace:
                 f"{' and '.join(shapes) or 'no arrays'}: {error_line(error)}"
             ) from error
 
-    return function_step(step, batch)[1]
+    def traced() -> Trace:
+        return function_step(step, batch)[1]
+
+    if n > 1 and not cut_evenly:
+        return cast(Trace, strategy.asking(model, batch, traced))
+    return traced()
 
 
 def build(model: Any, batch: Any) -> None:
