@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import inspect
 import re
@@ -220,6 +221,15 @@ def test_two_clicks_lead_to(tab, task: str, hand: str, size: dict):
         if step != steps[-1] and not fresh:
             page.wait_for_function(SEEN, arg=[step], timeout=20_000)
     page.wait_for_function(SEEN, arg=texts, timeout=20_000)
+
+
+def test_the_site_has_the_wheel_that_it_names_with_its_hash():
+    start = (SITE / "index.html").read_text(encoding="utf-8")
+    (link,) = re.findall(r'href="([^"]+\.whl)"', start)
+    assert hashlib.sha256((SITE / link).read_bytes()).hexdigest() in start
+    assert f"pip install {Path(link).name}" in re.sub("<[^>]+>", "", start)
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        assert "index.html#get-it" in (SITE / "notebooks" / f"{path.stem}.html").read_text("utf-8")
 
 
 # What people type, and the pages that answer it: one of them is to be among the first two.
