@@ -53,12 +53,23 @@ toc_object_entries_show_parents = "hide"
 exclude_patterns = ["README.md"]
 
 # What people type who do not know our words for it, by the page that answers it; of the lessons,
-# lessons.toml says it.
+# lessons.toml says it. The words of a phrase may stand anywhere in a question, and go on there.
 ASKED = {
     "docs/errors": "out of memory, oom, resourceexhausted, gpu is not used, gpu not used, no gpu, "
-    "gpu not found, nccl, error",
-    "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, cudnn, new gpu",
-    "docs/fit": "multi_gpu_model, multi gpu model, gradient accumulation",
+    "gpu not found, gpu fails, nccl, error, strategy scope, merge_call",
+    "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, gpu fails, cudnn, new gpu",
+    "docs/fit": "multi gpu, two gpus, all gpus, gradient accumulation",
+    "docs/fit_tests": "tested, which test",
+    "docs/layouts": "layout, split model, split network, model parallel, does not fit, too large",
+    "docs/parts_of_layers": "tensor parallel, attention head, column, embedding",
+    "docs/on_paper": "7b, 13b, 70b, billion parameters, how many gpu, a100, h100",
+    "docs/calculator": "7b, 13b, 70b, how many gpu, how much memory, buy, which gpu, a100, h100",
+    "docs/fine_tuning": "finetun, fine tun, finetun memory, fine tun memory, lora, gemma, 2b, int8",
+    "docs/kaggle": "kaggle, colab, t4, pip install, wheel, without clone",
+    "docs/compare": "torchrun, pytorch, jax, ray, accelerate, horovod, deepspeed, fsdp",
+    "docs/slurm": "slurm, sbatch, srun, kubernetes, preempt",
+    "docs/parameter_servers": "parameter server, asynchronous",
+    "index": "license, licence",
     "docs/traces": "timeline, trace, what did my gpu do, what does my gpu do, gantt",
 } | {f"notebooks/{each.name}": each.asked for each in read() if each.asked}
 
@@ -77,7 +88,8 @@ pygments_style, pygments_dark_style = "a11y-high-contrast-light", "a11y-high-con
 def buttons(name: str) -> str:
     """Write where the notebook of a page is, and where else it opens."""
     line = "This page is a notebook, shown with the outputs that are stored in it. "
-    line += f"{{download}}`Download it <{name}.ipynb>`."
+    line += f"{{download}}`Download it <{name}.ipynb>`, and "
+    line += "[the wheel that it needs](/index.md#get-it)."
     if not REPOSITORY:
         return line
     place, folder = urlsplit(REPOSITORY).path.strip("/"), REPOSITORY.rpartition("/")[2]

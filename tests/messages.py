@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -44,6 +45,27 @@ def _per_replica(tf: Any) -> Any:
     two = [planned().host, planned().devices[-1]]
     strategy = tf.distribute.MirroredStrategy(two, tf.distribute.ReductionToOneDevice())
     return tf.constant(strategy.run(lambda: tf.constant(1.0)))
+
+
+def _fitted(tf: Any, optimizer: dict[str, Any], *, inside: bool) -> Any:
+    import keras
+    import numpy as np
+
+    two = [planned().host, planned().devices[-1]]
+    strategy = tf.distribute.MirroredStrategy(two, tf.distribute.ReductionToOneDevice())
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    with strategy.scope() if inside else contextlib.nullcontext():
+        model.compile(keras.optimizers.Adam(**optimizer), "mse")
+    return model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
+
+
+def _another_scope(tf: Any) -> Any:
+    return _fitted(tf, {}, inside=False)
+
+
+def _in_a_condition(tf: Any) -> Any:
+    return _fitted(tf, {"gradient_accumulation_steps": 2}, inside=True)
 
 
 def _cycle(tf: Any) -> Any:
@@ -106,6 +128,8 @@ RAISED: dict[str, Callable[[Any], Any]] = {
     "Could not start gRPC server": _port_taken,
     "must have the same size and shape": _shapes_differ,
     "Attempt to convert a value (PerReplica": _per_replica,
+    "Mixing different tf.distribute.Strategy objects": _another_scope,
+    "called while defining a new graph or a tf.function": _in_a_condition,
     "nodes in a cycle": _cycle,
     "Tensor had NaN values": _not_a_number,
 }

@@ -15,8 +15,9 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 import gpu_verdict
 from conftest import ROOT, clean
-from gpu_verdict import broken, judge
-from lessons import NOTEBOOKS, tags
+from lessons import NOTEBOOKS
+from mgpu_helpers.lessons import verdict as verdicts
+from mgpu_helpers.lessons.verdict import broken, judge, tags
 
 pytestmark = pytest.mark.tools
 
@@ -73,7 +74,7 @@ def test_a_cell_is_refused_for_what_it_may_not_say(said_of, before, now, wrong, 
 def stored_cells():
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         for number, each in enumerate(nbformat.read(path, as_version=4).cells, 1):
-            if each.cell_type == "code" and gpu_verdict.proofs(each):
+            if each.cell_type == "code" and verdicts.proofs(each):
                 yield f"{path.name[:2]}, cell {number}", each
 
 
@@ -101,7 +102,7 @@ def test_each_stored_proof_is_refused_when_one_digit_of_it_is_another():
     for where, each in stored_cells():
         now = changed(each, lambda text, each=each: on_gpus(text, "unplaced" in tags(each)))
         assert judge(each, now, "gpus") == "", where
-        text = gpu_verdict.text_of(now)
+        text = verdicts.text_of(now)
         for line in set(text.splitlines()):
             free = FREE.search(line)
             for at in [] if free else (found.start() for found in re.finditer(r"\d", line)):
@@ -143,12 +144,12 @@ def test_without_a_gpu_that_tensorflow_uses_there_is_no_verdict(good: Path, driv
 
 
 def test_without_a_lesson_there_is_no_verdict(good: Path):
-    assert gpu_verdict.chosen(good, ["00"]) == [good / "00_good.ipynb"]
+    assert verdicts.chosen(good, ["00"]) == [good / "00_good.ipynb"]
     with pytest.raises(SystemExit, match="no lesson 07 .* has 00"):
-        gpu_verdict.chosen(good, ["00", "07"])
+        verdicts.chosen(good, ["00", "07"])
     (good / "00_good.ipynb").unlink()
     with pytest.raises(SystemExit, match="no lesson in .* has none"):
-        gpu_verdict.chosen(good, [])
+        verdicts.chosen(good, [])
 
 
 @pytest.mark.parametrize("program, words", [
@@ -158,9 +159,9 @@ def test_without_a_lesson_there_is_no_verdict(good: Path):
     ("raise ZeroDivisionError(3)", "exit status 1 .ZeroDivisionError: 3"),
 ])  # fmt: skip
 def test_a_gpu_that_ends_the_process_is_named_with_what_it_said(monkeypatch, program, words):
-    monkeypatch.setattr(gpu_verdict, "WARM", program)
+    monkeypatch.setattr(verdicts, "WARM", program)
     with pytest.raises(SystemExit, match=words):
-        gpu_verdict.warm(2)
+        verdicts.warm(2)
 
 
 @pytest.mark.parametrize("said, hints, known", [
@@ -170,8 +171,8 @@ def test_a_gpu_that_ends_the_process_is_named_with_what_it_said(monkeypatch, pro
 ])  # fmt: skip
 def test_what_nccl_prints_says_that_it_ran(monkeypatch, said, hints, known):
     facts = json.dumps({"devices": 2, "all_reduce": hints})
-    monkeypatch.setattr(gpu_verdict, "WARM", f"print({facts!r}); print({said!r})")
-    assert gpu_verdict.warm(2) == {"devices": 2, "all_reduce": known}
+    monkeypatch.setattr(verdicts, "WARM", f"print({facts!r}); print({said!r})")
+    assert verdicts.warm(2) == {"devices": 2, "all_reduce": known}
 
 
 @pytest.mark.thorough
@@ -196,16 +197,30 @@ def test_the_first_runs_are_on_all_devices_and_only_what_no_number_allows_counts
     count += "print('compiles', file=sys.stderr); print(os.environ.get('MGPU_DEVICES'))"
     path = tmp_path / "00_some.ipynb"
     lesson(tmp_path, path.stem, cell(count, "of 2"), cell("print(1 == 2)", "True"))
-    seen = gpu_verdict.Verdict()
-    gpu_verdict.warm_lesson(path, seen, 5)
+    seen = verdicts.Verdict()
+    verdicts.warm_lesson(path, seen, 5)
     (wrong,) = seen.found
     assert "cell 2, on 5 devices: prints False" in wrong and not seen.seconds
-    gpu_verdict.try_lesson(path, seen, "cores")
+    verdicts.try_lesson(path, seen, "cores")
     assert "cell 1, says 'of None', and stored is 'of 2'" in seen.found[1]
 
 
+def test_the_command_runs_a_copy_of_the_lessons(tmp_path: Path, monkeypatch, capsys):
+    def copied(folder: str) -> None:
+        (Path(folder) / "notebooks").mkdir()
+        lines = "print(1, end='')\nprint('\\r2')\n__import__('sys').stdout.flush()\nprint(3)"
+        lesson(Path(folder) / "notebooks", "00_good", cell(lines, "2\n3"))
+        lesson(Path(folder) / "notebooks", "01_bad", cell("1 / 0", ""))
+
+    monkeypatch.setattr(verdicts, "copy", copied)
+    assert verdicts.main(["00"], "mgpu verdict") == 0
+    assert "verdict: all of it held (1 lessons, 1 cells, 2 proofs" in capsys.readouterr().out
+    assert verdicts.main([], "mgpu verdict") == 1
+    assert "01_bad, cell 1, fails: ZeroDivisionError" in capsys.readouterr().out
+
+
 def test_the_card_has_the_verdict_and_how_gradients_were_added(plan, tmp_path: Path):
-    seen = gpu_verdict.Verdict(cells=3, proofs=2, seconds={"00_good": 1.0}, found=["  one"])
+    seen = verdicts.Verdict(cells=3, proofs=2, seconds={"00_good": 1.0}, found=["  one"])
     facts = {"devices": len(plan), "mode": "gpus", "all_reduce": "NCCL 2.21.5"}
     card = gpu_verdict.keep(facts, {"00_good": b"\x89PNG", "01_bad": None}, tmp_path, seen)
     numbers = json.loads(card.read_text())["numbers"]

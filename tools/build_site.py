@@ -11,10 +11,12 @@ from __future__ import annotations
 import ast
 import base64
 import functools
+import hashlib
 import importlib
 import inspect
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,9 +63,22 @@ def gather(source: Path) -> None:
         shutil.copytree(ROOT / folder, source / folder, ignore=skip)
     start = (source / "docs" / "index.md").rename(source / "index.md")
     text = start.read_text(encoding="utf-8").replace("[[lessons]]", "\n".join(series()))
+    wheel = source / "wheel"
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(wheel)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    text = text.replace("[[wheel]]", offer(next(wheel.iterdir())))
     start.write_text(text, encoding="utf-8")
     for name in ("CHANGELOG.md", "README.md"):  # of the README the start page shows a part
         shutil.copy(ROOT / name, source)
+
+
+def offer(wheel: Path) -> str:
+    """Give the start page's lines about the wheel of this version, which stands beside it."""
+    data, name = wheel.read_bytes(), wheel.name
+    return (
+        f"{{download}}`{name} </wheel/{name}>` has {len(data) / 1e6:.1f} MB. Its sha256 is "
+        f"`{hashlib.sha256(data).hexdigest()}`.\n\n```\npip install {name}\n```"
+    )
 
 
 def series() -> Iterator[str]:

@@ -20,7 +20,8 @@ import nbformat
 from nbformat import NotebookNode
 from nbval.plugin import get_sanitize_patterns
 
-from lessons import APPENDIX, CLOSED, COLUMNS, METADATA, ROOT, Lesson, cover, disagreements, tags
+from lessons import APPENDIX, CLOSED, COLUMNS, METADATA, Lesson, cover, disagreements, tags
+from mgpu_helpers.lessons.verdict import SANITIZE, text_of
 
 MOST_CELLS, MOST_LINES, MEDIAN_LINES = 36, 20, 5
 MOST_BYTES, MOST_BULLETS = 1_000_000, 6
@@ -30,7 +31,6 @@ NOISE = re.compile(
     r"cuInit|oneDNN|rebuild TensorFlow|cuda_executor|TF-TRT|absl::InitializeLog|[EWI]0000 00:00"
 )
 PLACES = re.compile(r"(?<![\w/])/(?:home|root|Users|tmp|var|usr|opt|mnt)/|[A-Z]:\\|site-packages")
-SANITIZE = ROOT / "tests" / "nbval_sanitize.cfg"
 # A number and its unit. What is glued to a word is a name (float16, ResNet-50).
 NUMBER = re.compile(
     r"(?<![\w.])(?<!\w-)(\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)\.?(?!\w)"
@@ -72,18 +72,6 @@ class Built:
 
 
 Rule = Callable[[Built], Iterator[str]]
-
-
-def text_of(cell: NotebookNode) -> str:
-    """Return what a code cell printed or gave as text; figures' own descriptions do not count."""
-    pieces = []
-    for output in cell.outputs:
-        data = output.get("data", {})
-        if "text" in output:
-            pieces.append(output.text)
-        elif not any(kind.startswith("image/") for kind in data):
-            pieces += [data[kind] for kind in ("text/plain", "text/markdown") if kind in data]
-    return "\n".join(pieces)
 
 
 def last_statement(source: str) -> str:

@@ -35,6 +35,8 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from mgpu_helpers.lessons.verdict import tags
+
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS, BENCHMARKS = ROOT / "notebooks", ROOT / "benchmarks"
 TOKEN = re.compile(r"\[\[(\d\d|previous|next|ways)\]\]")
@@ -114,11 +116,6 @@ def cover(notebook: NotebookNode) -> bytes | None:
         if "image/png" in output.get("data", {})
     ]
     return base64.b64decode(pictures[-1]) if pictures else None
-
-
-def tags(cell: NotebookNode) -> list[str]:
-    """Return a cell's tags; an empty list when it has none."""
-    return list(cell.metadata.get("tags", []))
 
 
 def read(folder: Path = NOTEBOOKS) -> list[Lesson]:

@@ -22,8 +22,10 @@ window.addEventListener("DOMContentLoaded", () => {
   const searched = Search._performSearch;
   Search._performSearch = (query, ...rest) => {
     const results = searched(query, ...rest), { docnames, titles, filenames } = Search._index;
-    const length = (page) => Math.max(0, ...(ASKED[page] ?? "").split(", ")
-      .filter((phrase) => ` ${query.toLowerCase()} `.includes(phrase)).map(({ length }) => length));
+    const wordsOf = (text) => text.toLowerCase().match(/[a-z0-9]+/g) ?? [], asked = wordsOf(query);
+    const length = (page) => [...new Set((ASKED[page] ?? "").split(", ").map(wordsOf)
+      .filter((phrase) => phrase.every((part) => asked.some((word) => word.startsWith(part))))
+      .flat())].join("").length;
     const first = docnames.filter(length).sort((a, b) => length(a) - length(b) || (a < b ? 1 : -1));
     // So does the reference of a name that is written as in code, fit.explain or fit.explain(model).
     const name = query.trim().replace(/\(.*/, ""), wanted = name.toLowerCase();

@@ -3,7 +3,8 @@
 `mgpu train.py` runs a script as it is, with what its `fit` trains on all devices.
 `mgpu run a.py b.py` gives each script a device of its own, as lesson 16 does; `mgpu cluster
 train.py` runs one script as all workers of a cluster, as lesson 21; `mgpu plan train.py:build
---batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons.
+--batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons;
+`mgpu verdict` runs them on this machine's GPUs and says what held.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ COMMANDS = {
     "cluster": ("mgpu_helpers.cluster.command", "run a script as all workers of several machines"),
     "plan": ("mgpu_helpers.memory.command", "say what to try when a step does not fit"),
     "completion": ("mgpu_helpers._completion", "print what lets bash and zsh complete commands"),
+    "verdict": ("mgpu_helpers.lessons.verdict", "run the lessons on these GPUs and say what held"),
     "lessons": ("mgpu_helpers.lessons.command", "copy the lessons of this version into a folder"),
 }
 

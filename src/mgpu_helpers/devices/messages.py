@@ -54,6 +54,13 @@ MESSAGES = (
     ("Shape mismatch in the collective instance",
      "A second MirroredStrategy was made in the process, or a worker has other data",
      "restart the kernel and make one, in a cell of its own, and give all workers the same data"),
+    ("Mixing different tf.distribute.Strategy|inside .with strategy.scope|colocate_vars_with|"
+     "different distribution strategy scope|slot variable under the scope",
+     "The model and what trains it were not made in one scope",
+     "make and compile the model, and its optimizer, in one strategy.scope()"),
+    ("called while defining a new graph or a tf.function",
+     "Replicas would add up within a function or a condition of their own",
+     "leave out what only some steps do, jit_compile=True and a tf.function around the step"),
     ("nodes in a cycle|contains a cycle with", "An operation waits for itself",
      "let whole tasks wait for each other, not the operations in them"),
     ("Tensor had NaN values", "The loss or the weights are not a number",
