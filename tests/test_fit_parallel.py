@@ -8,7 +8,6 @@ import pytest
 import fit_models
 from conftest import later
 from mgpu_helpers import fit, trace
-from mgpu_helpers.graph.step import training_step
 
 
 def test_a_call_and_a_tape_outside_of_fit_give_the_same(keras, tf, plan, double):
@@ -27,13 +26,14 @@ def test_a_call_and_a_tape_outside_of_fit_give_the_same(keras, tf, plan, double)
         traced(tf.constant(fit_models.X[:8]))
 
 
-def test_a_model_that_is_not_shared_out_is_trained_as_by_keras_alone(keras, plan):
+def test_a_model_that_is_not_shared_out_is_trained_as_by_keras_alone(keras, tf, plan):
     """Keras's optimizer is mended for weights of parallel models; others have its one barrier."""
     other, shared = (fit_models.dense() for _ in range(2))
     fit.use(shared, plan.devices)
-    barriers = []
+    barriers, batch = [], (fit_models.X[:8], fit_models.Y[:8])
     for make in (lambda: other, lambda: shared, lambda: fit.alone(shared)):
-        ops = training_step(make(), 8).concrete.graph.get_operations()
+        step = tf.function(make().train_step).get_concrete_function(batch)
+        ops = step.graph.get_operations()
         barriers.append([op.name for op in ops if op.type == "IdentityN" and "adam" in op.name])
     assert [len(each) for each in barriers] == [1, 0, 1]
 

@@ -483,8 +483,6 @@ def refused(keras: Any, plain: Any, kind: str) -> Any:
     else:
         with plain.scope() if kind == "copies" else contextlib.nullcontext():
             named = [layers.Dense(3, name=each) for each in ("a" if kind == "one" else "abc")]
-            if kind == "statistics":
-                named[0] = layers.BatchNormalization(name="normal")
             model = keras.Sequential([keras.Input((6,)), *named], name=kind)
     if kind not in ("uncompiled", "copies"):
         model.compile("sgd", "mse")
@@ -502,7 +500,6 @@ REFUSED: list[tuple[str, Callable[[Any, Any], Any], type[Exception], str]] = [
     ("stateful", using(), ValueError, "'keeps'"),
     ("copies", using(), ValueError, "'copies'.*2"),
     ("code with statistics", using(), ValueError, "synchronized=False"),
-    ("statistics", by_layer_on_all, ValueError, "normal.*synchronized=False"),
     ("deep", where_it_is(pieces=0), ValueError, "pieces=0"),
     ("two", where_it_is(pieces=3), ValueError, "'two' has 2"),
     ("stateful", where_it_is(pieces=3), ValueError, "'keeps'"),

@@ -18,7 +18,7 @@ def prepare(gpus):
 def limit_for(total, overhead, n):
     return (total - n * overhead) // n
 """,
-        "limit_for = lambda total, overhead, n: np.floor(total / n) - overhead",
+        "limit_for = lambda total, overhead, n: total // n - overhead",
     ],
 }
 

@@ -230,14 +230,14 @@ class Laid:
         except BaseException:
             self.undo()
             raise
-        methods = self._methods()
+        methods = self.methods()
         self.before = {name: own for name, own in vars(model).items() if name in methods}
         vars(model).update(methods)
         if self.across:
             join(model, self.layout)
         _forget_functions(model)
 
-    def _methods(self) -> dict[str, Any]:
+    def methods(self) -> dict[str, Any]:
         """Give what the model has in place of its own methods."""
         given: dict[str, Any] = {}
         if self.layout.devices or self.layout.recompute:
@@ -340,7 +340,7 @@ class Laid:
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Let the model compute in the block as Keras has made it, its weights where they are."""
-        names = {*self._methods()} & vars(self.model).keys()
+        names = {*self.methods()} & vars(self.model).keys()
         ours = {name: vars(self.model).pop(name) for name in names}
         vars(self.model).update(self.before)
         try:
@@ -359,7 +359,7 @@ class Laid:
 
     def leave(self, model: Any) -> None:
         """Give the model, or a twin of it, the methods that it had before."""
-        for name in (NAME, *self._methods()):
+        for name in (NAME, *self.methods()):
             vars(model).pop(name, None)
         vars(model).update(self.before)
 
@@ -368,7 +368,7 @@ class Laid:
         own = Laid(twin, Layout(pieces=self.layout.pieces, recompute=self.layout.recompute))
         if own.pieces:
             own.pieces.known = True
-        vars(twin).update(own._methods())
+        vars(twin).update(own.methods())
 
 
 def _bytes(variable: Any) -> int:

@@ -35,7 +35,7 @@ def on_all(build: Any) -> str:
 
 def _steps() -> Iterator[tuple[trace.Trace]]:
     devices = planned().devices
-    kinds = "Conv2D", "Conv2DBackpropFilter", "_FusedConv2D"
+    kinds = "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"
     yield (_step(dict.fromkeys(devices, "Conv2D")),)
     yield (_step({devices[-1]: "Conv2DBackpropInput"}),)
     yield (_step({devices[0]: "Conv2D"} | dict.fromkeys(devices[1:], "MatMul")),)
