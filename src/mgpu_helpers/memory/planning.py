@@ -255,13 +255,13 @@ def _fewer(step: Step, held: int) -> Iterator[str]:
 
 
 def _faster_link(way: Way) -> str:
-    """Say where more crosses in rows of stages: between the stages of a row, or between rows."""
+    """Say where more crosses in rows of stages: within all rows, or between them."""
     between = way.crossing - way.within
-    larger = "between stages" if way.within > between else "between rows"
+    larger = "within rows" if way.within > between else "between rows"
     return (
-        f"{way.name}: between the stages of a row {size_text(way.within)} cross, between rows "
-        f"{size_text(between)}: give the larger, {larger}, the faster link. Devices of one row are "
-        "neighbours in plan.devices."
+        f"{way.name}: {size_text(way.within)} cross within the rows, {size_text(between)} between "
+        f"them: give the larger, {larger}, the faster link. Devices of one row are neighbours in "
+        "plan.devices."
     )
 
 

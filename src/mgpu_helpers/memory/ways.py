@@ -37,7 +37,7 @@ class Way:
 
     held is the likely number of bytes, and low to high the range. crossing are the bytes that go
     from one device to another in a step, or to the host and back, and within those of them that go
-    between the stages of a row; work is what the busiest device multiplies, as a share of the step
+    between stages, in all rows; work is what the busiest device multiplies, as a share of the step
     as it is. layout is what `fit.use` takes, of a model in mixed_bfloat16 where half says so, and
     write is the line of code.
     """
