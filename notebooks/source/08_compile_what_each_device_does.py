@@ -12,7 +12,7 @@
 # | | kernels | time |
 # |---|--:|--:|
 # | two halves of the GPU, `MirroredStrategy` without XLA | 11,578 | 97 ms |
-# | two halves, compiled as in this lesson | 2,059 | 47 ms |
+# | two halves, compiled by `fit.strategy(plan, synchronized=False)` | 2,059 | 47 ms |
 # | the whole GPU, plain Keras with XLA | 899 | 26.5 ms |
 #
 # Several GPUs have to beat the last line. Two halves cannot, because they compute in turns, and
@@ -95,15 +95,15 @@ print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} sta
 
 # %% [markdown]
 # The first function of a device returns the gradients of its share of the batch. The second one
-# updates the weights by the average, with Adam. An exchange only copies, which is not
-# counted. The adding is part of the first device's functions, so these have more operations.
+# updates the weights by the average, with Adam. An exchange only copies, which is not counted.
+# The adding is part of the first device's functions, so these have more operations.
 #
 # ## By hand
 #
 # XLA refuses a function that uses variables of another device, and our model has its variables on
 # one. So we write **pure functions**: the weights go in as arguments, and what changes comes out as
-# results. Keras's `stateless_call` calls a model with the weights that you give it. `update` is
-# SGD with momentum:
+# results. Keras's `stateless_call` calls a model with the weights that you give it. `update` is SGD
+# with momentum:
 
 # %%
 first = plan.devices[0]
@@ -303,7 +303,7 @@ print(*(each.message for each in said))
 # second GPU can at best halve the time.
 #
 # By default, each BatchNormalization uses the whole batch, which is an exchange forward and one
-# back: 52 of them cut MobileNetV2 into 212 functions. The table's step had `synchronized=False`.
+# back: 52 of them cut MobileNetV2 into 212 functions. `synchronized=False` leaves these out.
 #
 # ## On your own
 #
