@@ -22,7 +22,7 @@ from conftest import ROOT, later
 from mgpu_helpers import charts, devices, memory, pipeline, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
 from mgpu_helpers.lessons import drawings, schedules
-from mgpu_helpers.lessons.state import fullest, share_of_weights, weights_held
+from mgpu_helpers.lessons.state import share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predicting import Predicted
 from mgpu_helpers.memory.watch import Phase, Sample
@@ -657,7 +657,6 @@ def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
     held = [size for _, size in weights_held(state, step, one)]
     assert held == [240, 320, 400, 320, 240]
     assert share_of_weights(state, step) == 1
-    assert fullest(state, step) == 240 + 80 + 800  # the copy is in no record
     drawings.weights_along({"a step": (state, step)}, one)
     (ax,) = plt.gcf().axes
     assert ax.get_title("left") == "a step"

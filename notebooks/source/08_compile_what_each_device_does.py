@@ -1,18 +1,30 @@
 # %% [markdown]
 # # Compile what each device does
 #
-# On one GPU, Keras compiles your training step with XLA. On several GPUs, Keras and `tf.distribute`
-# leave XLA out, and you can lose more time by that than the second GPU saves you.
+# On one GPU, Keras compiles your training step with **XLA**, TensorFlow's compiler. On several,
+# Keras and `tf.distribute` leave XLA out, and you can lose more time by that than the second GPU
+# saves you.
 #
 # **In this lesson** all that a device does between two exchanges becomes one compiled function, and
-# the weights stay those of one device.
+# the weights stay those of one device. A GPU runs operations as **kernels**, and XLA makes them
+# fewer. Here is a step of MobileNetV2 with 64 images, on an H200:
 #
-# ![Each of two devices runs two compiled functions: gradients, and update. Between these two the
-# devices exchange gradients, and average them.](pictures/08_functions.svg)
+# | | kernels | time |
+# |---|--:|--:|
+# | two halves of the GPU, `MirroredStrategy` without XLA | 11,578 | 97 ms |
+# | two halves, compiled by `fit.strategy(plan, synchronized=False)` | 2,059 | 47 ms |
+# | the whole GPU, plain Keras with XLA | 899 | 26.5 ms |
 #
-# **XLA** is TensorFlow's compiler. In an **exchange**, devices send each other something, such as
-# gradients. `fit` leaves exchanges as they are and compiles what comes before and after. In the
-# step below, 893 operations become 4 functions. One argument of `compile` asks for this:
+# Several GPUs have to beat the last line. Two halves cannot, because they compute in turns, and
+# nobody has tried several GPUs yet. Other programs ran beside this, so [the times are
+# rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200). On CPU cores our
+# small step gets no faster: we count what it starts, and then find what is faster even on a core.
+#
+# ![Each of two devices runs two compiled functions, gradients and update; between these, gradients
+# cross.](pictures/08_functions.svg)
+#
+# In an **exchange**, devices send each other something, such as gradients. One argument of
+# `compile` makes `fit` compile what comes before and after:
 #
 # ```python
 # with fit.strategy(plan).scope():
@@ -21,10 +33,7 @@
 # model.fit(x, y)
 # ```
 #
-# The argument does the same for `fit.use(model, plan)`. On two halves of an H200, a step of
-# MobileNetV2 took about 47 ms compiled, by `fit.strategy(plan, synchronized=False)`, and about
-# 97 ms under `MirroredStrategy`. Other programs used this GPU, too, so [the times
-# are rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200).
+# It does the same for `fit.use(model, plan)`.
 #
 # **You need** [[01]] and [[07]].
 
@@ -44,7 +53,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, towers
+from mgpu_helpers import charts, fit, timing, towers
 from mgpu_helpers.lessons import compiled, digits
 from mgpu_helpers.lessons.checks import lesson_08 as checks
 from mgpu_helpers.lessons.state import apart
@@ -52,8 +61,8 @@ from mgpu_helpers.lessons.state import apart
 # %% [markdown]
 # ## Count the functions
 #
-# The network has seven dense layers. All numbers are float64, because there rounding cannot hide a
-# mistake. An epoch is one batch, so it is one step:
+# The network has seven dense layers, in float64, because there rounding cannot hide a mistake. An
+# epoch is one step:
 
 # %%
 keras.config.set_floatx("float64")
@@ -74,7 +83,7 @@ def build(optimizer="adam", **how):
 
 # %% [markdown]
 # `compiled.functions` trains the model and lists what `fit` has compiled. Reading and writing
-# variables does not count as an operation here:
+# variables does not count:
 
 # %%
 with fit.strategy(plan).scope():
@@ -85,17 +94,16 @@ for device, operations in found:
 print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} stayed as they were")
 
 # %% [markdown]
-# The first function of a device takes a share of the batch and returns gradients. The second one
-# updates the weights by the average of all gradients, with Adam. The first device has more
-# operations, because it also adds up the gradients and the losses of both. Without XLA, TensorFlow
-# starts each operation by itself, and each one writes its result to memory.
+# The first function of a device returns the gradients of its share of the batch. The second one
+# updates the weights by the average, with Adam. An exchange only copies, which is not counted.
+# The adding is part of the first device's functions, so these have more operations.
 #
 # ## By hand
 #
 # XLA refuses a function that uses variables of another device, and our model has its variables on
 # one. So we write **pure functions**: the weights go in as arguments, and what changes comes out as
-# results. Keras's `stateless_call` calls a model with the weights that you give it. The optimizer
-# is SGD with momentum, in two lines:
+# results. Keras's `stateless_call` calls a model with the weights that you give it. `update` is SGD
+# with momentum:
 
 # %%
 first = plan.devices[0]
@@ -118,8 +126,8 @@ def update(weights, moves, means):
 
 
 # %% [markdown]
-# `step` calls both functions on each device, with the device's own copies of the weights. The host
-# averages the gradients between the two calls. `jit` decides whether XLA compiles the functions:
+# `state` holds the weights and momentum of each device. `step` calls `gradients` on each, lets the
+# host average, and calls `update` on each. `jit` decides whether XLA compiles these two:
 
 # %%
 def put(variable, value):
@@ -157,8 +165,8 @@ by_hand = [weight.numpy() for weight in state[plan.devices[-1]][0]]
 # %% [markdown]
 # ## Proof
 #
-# Three steps with Adam by `fit`, and three with momentum by hand, are compared with Keras's own
-# three steps on one device, which nothing compiles:
+# We compare three steps with Adam by `fit`, and three with momentum by hand, with Keras's own on
+# one device, without XLA:
 
 # %%
 def on_one(optimizer):
@@ -173,7 +181,7 @@ print("fit differs by less than 1e-12:", apart(by_fit.get_weights(), on_one("ada
 print("by hand differs by less than 1e-12:", apart(by_hand, on_one(momentum)) < 1e-12)
 
 # %% [markdown]
-# ## What is fused
+# ## What is started
 #
 # Here is the step by hand without XLA and with it. In the trace a compiled function is one
 # operation:
@@ -192,30 +200,65 @@ ax.set_xlim(0, max(1e3 * traced.length for traced in traces.values()))
 plt.show()
 
 # %% [markdown]
-# Without XLA, each of the two devices starts 108 operations. With XLA it starts two, the wide
-# boxes. Thin lines beside them read and write variables. The host starts 30 in both cases: two cut
-# the batch, and for each of the 14 gradients one adds and one divides. Compare the boxes and not
-# the times, which change from run to run. This network is so small that a device is often done
-# before the other has begun.
+# Without XLA, each device starts 108 operations. Most are so short that their white edges make them
+# pale; the wide boxes compute with the largest matrix, that of the first layer. With XLA each
+# device starts two, and pale lines read and write variables. In both cases the host starts 30, to
+# cut the batch and to average 14 gradients. "Busy" is the share of the step in which a device
+# worked, and a box in a second row ran beside the one above. Times change from run to run.
 #
-# What has become of the 108? XLA **fuses** neighbours, such as the bias and the ReLU of a layer: it
-# makes one loop of them, which reads its inputs once and writes its result once. This is what the
-# compiled function for the gradients runs:
+# ## What is fused
+#
+# Without XLA, each operation writes its result to memory, and the next one reads it. XLA **fuses**
+# neighbours into one loop, which reads its inputs once and writes its result once. Here are Adam's
+# update of a weight, in twelve operations, and a matrix product:
 
-# %% tags=["nbval-ignore-output"]
-shard = x[: 64 // len(plan)], labels[: 64 // len(plan)]
-with tf.device(first):
-    print(compiled.kernels(gradients, begin, *shard))
+# %%
+def adam(weight, mean, square, gradient):
+    mean += 0.1 * (gradient - mean)
+    square += 0.001 * (gradient * gradient - square)
+    return weight - 0.001 * mean / (tf.sqrt(square) + 1e-7), mean, square
+
+# %%
+def product(rows, matrix):
+    return rows @ matrix
+
+
+numbers = np.random.default_rng(0).uniform(1, 2, [2048, 2048]).astype("float32")
+both = {adam: [numbers] * 4, product: [numbers[:128], numbers]}
 
 # %% [markdown]
-# Each layer keeps its three matrix products (`dot`), but the first layer has two, because nobody
-# needs the gradient of the images. All other operations are now in the fused loops.
+# This is what compiled functions run:
+
+# %% tags=["nbval-ignore-output"]
+with tf.device(first):
+    print("gradients:", compiled.kernels(gradients, begin, x[:32], labels[:32]))
+    print("update:   ", compiled.kernels(update, begin, begin, begin))
+    for function, given in both.items():
+        print(f"{function.__name__ + ':':10}", compiled.kernels(function, *given))
+
+# %% [markdown]
+# In `gradients`, each layer keeps its three matrix products (`dot`), the first layer two, because
+# nobody needs the gradient of the images. All else is in fused loops (`fusion`), three in `adam`.
+# Which of `adam` and `product` is faster with XLA, on one core?
+
+# %%
+for function, given in both.items():
+    plain, fused = (tf.function(function, jit_compile=jit) for jit in (False, True))
+    with tf.device(first):
+        given = [tf.constant(each) for each in given]
+        ways = (lambda: fused(*given)[0].numpy()), (lambda: plain(*given)[0].numpy())
+        names = f"{function.__name__} with XLA", "without"
+        print(timing.compare(*ways, repeats=9, names=names))
+
+# %% [markdown]
+# `adam` is faster, because three loops go through memory less often than twelve operations. A
+# product stays a product, so a step gains by what lies between.
 #
 # ## Break it
 #
 # This function subtracts from each row its median, which NumPy computes. XLA knows nothing of
-# NumPy. Will it compile the rest, or refuse the function? And what does `fit` do with such a layer
-# in the middle of a model? Write down what you expect.
+# NumPy. Will it compile the rest, or refuse the function? And what does `fit` do with such a layer?
+# Write down what you expect.
 
 # %%
 def centre(x):
@@ -241,34 +284,32 @@ print(f"operations outside of the compiled functions: {others}")
 print(*(each.message for each in said))
 
 # %% [markdown]
-# XLA refuses the whole function. `fit` runs the operation between its functions, here once on each
-# device, and says so in one sentence. On a GPU, the data then goes to the host and back in the
-# middle of a step, so write such a layer with TensorFlow's own operations if you can.
+# XLA refuses the whole function; `PyFunc` is what `numpy_function` makes. `fit` runs it between its
+# functions, once on each device, and says so. On a GPU, the data then goes to the host and back, so
+# write such a layer with TensorFlow's own operations.
 #
 # | | |
 # |---|---|
-# | **Use it when** | a step has many small operations, as activations, normalization and Adam do |
-# | **It costs** | time to compile: minutes for a large model, and again for each new batch size |
+# | **Use it when** | a step has many small operations, as in normalization and Adam |
+# | **It costs** | time to compile: minutes for a large model, and again for each batch size |
 # | **It holds** | the old and the new weights at once, during an update |
 # | **Instead** | `jit_compile=False` while you debug, or if your batches have many lengths |
 #
 # ## On GPUs
 #
-# A GPU runs operations as **kernels**, and a small kernel often takes longer to start than to run.
-# On an H200, a step of ResNet-50 took 113 ms without XLA and 36.6 ms with it ([stored
-# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)), and a
-# second GPU can at best halve the time. The step of MobileNetV2 above started 2,059 kernels
-# compiled, and 11,578 under `MirroredStrategy`. Plain Keras with XLA took 26.5 ms on the whole GPU:
-# two halves compute in turns, so they cannot be faster. Nobody has tried several GPUs yet.
+# A small kernel often takes longer to start than to run. On one H200, a step of ResNet-50 started
+# 7,259 kernels and took 113 ms without XLA, and 1,078 and 36.6 ms with it ([stored
+# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)). A
+# second GPU can at best halve the time.
 #
-# Without `synchronized=False`, each BatchNormalization normalizes by the whole batch. That is an
-# exchange, too: with the 52 of MobileNetV2, a step has 212 functions.
+# By default, each BatchNormalization uses the whole batch, which is an exchange forward and one
+# back: 52 of them cut MobileNetV2 into 212 functions. `synchronized=False` leaves these out.
 #
 # ## On your own
 #
-# **1.** The loss of a text counts its words, but not what fills up short lines. The stub asks NumPy
-# for it. Write `word_loss(losses, is_word)` so that XLA compiles it: the mean of all `losses` for
-# which `is_word` is True, and 0 if there is none. Both are tensors of one shape.
+# **1.** The loss of a text counts its words, but not the padding. The stub asks NumPy for it. Write
+# `word_loss(losses, is_word)` so that XLA compiles it: the mean of all `losses` for which `is_word`
+# is True, and 0 if there is none. Both are tensors of one shape.
 
 # %% tags=["exercise"]
 def word_loss(losses, is_word):
@@ -314,15 +355,15 @@ checks.sizes(sizes)
 #
 # - With `fit`, 893 operations became 4 compiled functions. By hand, 108 on a device became 2.
 # - After three steps the weights differed by less than 1e-12 from those of one device.
-# - XLA refused a function that asks NumPy. `fit` ran these 2 operations outside of its functions.
+# - On one core, Adam's update was faster with XLA, and a matrix product was not.
+# - XLA refused a function that asks NumPy. `fit` ran these 2 operations by themselves.
 #
 # ## Compared with other ways
 #
-# Compiled, the small Transformer of [[01]] starts four functions and three operations. A trace does
-# not see what a function holds inside, so nothing stands under *adds*. On two cores compiling
-# made the step slower, and on the H200 above faster:
+# Compiled, the small Transformer of [[01]] starts seven operations, of which four are functions. A
+# trace does not see into these, so nothing stands under *adds*. On two cores this was slower:
 #
-# [[ways]]
+# [[ways: 00 01]]
 #
 # ## In practice
 #

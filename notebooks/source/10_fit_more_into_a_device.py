@@ -10,9 +10,10 @@
 # |---|---|---|
 # | `fit.use(model, pieces=4)` | **accumulation** | about 30 % |
 # | `fit.use(model, recompute=True)` | **recomputation** | about 30 % |
-# | `keras.config.set_dtype_policy("mixed_bfloat16")` | **mixed precision** | about 60 % |
+# | `keras.config.set_dtype_policy("mixed_bfloat16")` | **mixed precision** | about two thirds |
 #
-# Accumulation takes the batch in **micro-batches** and updates the weights once. Recomputation, or
+# Accumulation takes the batch in **pieces**, also called micro-batches, and updates the weights
+# once. Recomputation, or
 # gradient checkpointing, computes activations twice instead of keeping them. Mixed precision keeps
 # them in half the bytes.
 #
@@ -58,7 +59,7 @@ def build(policy="float32"):
             wide = layers.Dense(256, "relu")(hidden)
             narrow = layers.Dense(64, kernel_initializer=normal(stddev=0.02))(wide)
             hidden = layers.Add()([hidden, narrow])
-        scores = layers.Dense(10, dtype=keras.config.floatx())(hidden)  # all digits for the loss
+        scores = layers.Dense(10, dtype=keras.config.floatx())(hidden)  # float32 for the loss
         model = keras.Model(given, scores, name="ten_blocks")
         model.compile(keras.optimizers.SGD(0.05), entropy, jit_compile=False)
     return model
@@ -81,10 +82,10 @@ drawings.hills(steps, device)
 # The forward pass leaves **activations** for the backward pass. There the curve climbs on, because
 # gradients of outputs come on top, and TensorFlow frees many of them late.
 #
-# - Accumulated, each micro-batch makes a hill. Between two hills the sum of gradients is kept. Only
-#   in the first are gradients of outputs freed late, so it may be higher.
-# - Recomputed, each part of the network makes a hill, the last part first. Every other part runs
-#   forward a second time before it runs backward.
+# - Accumulated, each piece makes a hill. Between two hills the sum of gradients is kept. The first
+#   hill may be a little higher.
+# - Recomputed, the network is in four parts, and each makes a hill, the last part first. Every
+#   other part runs forward a second time before it runs backward.
 # - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
 #
 # Assume that 10 MB are free for the weights and what a step adds. Which step fits? Does it compute
@@ -101,8 +102,8 @@ for name, step in steps.items():
 
 # %% [markdown]
 # Accumulation and recomputation fit; bfloat16 alone does not. Only recomputation computes more:
-# 0.61 of a forward pass, because the last part and the last product of each other part run only
-# once.
+# 0.61 of a forward pass, not a whole one, because the last part, and the last product of each other
+# part, run forward only once.
 #
 # ## Ask before you run
 #
@@ -114,8 +115,8 @@ for name, step in steps.items():
 memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
-# Six pieces fit in any counted order. The trace above shows that four fit, too, and larger pieces
-# keep a GPU busier. The last row is for [[11]].
+# Six pieces fit in any counted order. Four fitted above, too, and larger pieces keep a GPU busier.
+# The last row is for [[11]].
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
@@ -209,9 +210,9 @@ for kind in [tf.float32, tf.bfloat16, tf.float16]:
 
 # %% [markdown]
 # A bfloat16 has two or three digits. A float16 has one more, but small numbers become 0 and large
-# ones infinite. So Keras scales the loss under `mixed_float16` ([2017](../docs/sources.md#mixed)).
-# "Mixed" means that weights stay in float32, because an update is often too small to change a
-# bfloat16.
+# ones infinite. So Keras scales the loss under `mixed_float16` ([Micikevicius,
+# 2017](../docs/sources.md#mixed)). "Mixed" means that weights stay in float32, because an update is
+# often too small to change a bfloat16.
 #
 # ## Proof
 #
@@ -307,10 +308,9 @@ checks.drop(drop)
 #
 # ## Compared with other ways
 #
-# Neither way touches what the device keeps. [[01]] explains the columns; in brackets is the
-# number of devices:
+# Pieces and recomputation leave what the device keeps, and more than halve what a step adds:
 #
-# [[ways]]
+# [[ways: 00]]
 #
 # ## In practice
 #

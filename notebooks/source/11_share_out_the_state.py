@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Share out the state
 #
-# Your model fits on a GPU, but its training does not: for each parameter of 4 bytes, Adam and the
-# gradient need 12 more, and in data parallelism every GPU holds all 16.
+# Your model fits on a GPU, but its training does not: a parameter has 4 bytes, Adam keeps 8 more,
+# and its gradient takes 4 in each step. In data parallelism every GPU holds all 16.
 #
 # **In this lesson** one line gives each weight an owner among the devices. Between two steps, only
-# the owner keeps the weight and Adam's numbers for it. Each of two devices then keeps about 6 bytes
-# a parameter instead of 12, and the training stays equal.
+# the owner keeps the weight and Adam's numbers for it: each of two devices about 6 bytes a
+# parameter instead of 12. The training stays equal.
 #
 # ![Each device owns some of the weights and fetches the others in a
 # step.](pictures/11_owners.svg)
@@ -43,7 +43,7 @@ import tensorflow as tf
 from mgpu_helpers import fit, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_11 as checks
-from mgpu_helpers.lessons.state import apart, at_rest, fullest, share_of_weights, show
+from mgpu_helpers.lessons.state import apart, at_rest, share_of_weights, show, show_step
 
 # %% [markdown]
 # ## Try it
@@ -78,8 +78,18 @@ show(model, model.fit(**train))
 model = fit.use(network(), plan, state="owners")
 show(model, model.fit(**train))
 
+# %% tags=["nbval-ignore-output"]
+without = fit.use(network(), plan)  # shards of the batch alone
+without.fit(**train)
+for name, each in {"without owners": without, "with owners": model}.items():
+    print(name)
+    show_step(each, trace.fit_step(each, (x, y)))
+
 # %% [markdown]
-# The losses agree, and each of two devices keeps about half.
+# The losses agree, and each device keeps about half. `show_step` looks into a step: gradients and
+# activations come on top, so owners save less than half of the most that a device holds. On GPUs it
+# also holds the copies that it fetches, here 6 MB at most. As much crosses as without owners: each
+# weight once, and its gradient once.
 #
 # | | |
 # |---|---|
@@ -90,9 +100,9 @@ show(model, model.fit(**train))
 # ## Count first
 #
 # In float32 a parameter needs 4 bytes of weight, 4 of gradient and 8 of slots. The paper *ZeRO*
-# ([2020](../docs/sources.md#zero)) has three stages, which are not parts of a network as in [[12]]:
-# stage 1 shares out the slots over n devices, stage 2 also the gradients, and stage 3 also the
-# weights. Here are the bytes a parameter on each device, with the stage in brackets:
+# ([Rajbhandari, 2020](../docs/sources.md#zero)) has three stages, which are not parts of a network
+# as in [[12]]: stage 1 shares out the slots over n devices, stage 2 also the gradients, and stage 3
+# also the weights. Here are the bytes a parameter on each device, with the stage in brackets:
 
 # %%
 def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
@@ -103,7 +113,8 @@ for n in [2, 4, 8]:
     print(f"n = {n}:", *[f"({stage}) {sum(parts(n, stage)):4.1f} " for stage in range(4)])
 
 # %% [markdown]
-# Stage 0 is data parallelism. On eight devices, stage 3 leaves 2 of 16 bytes.
+# Stage 0 is data parallelism. `state="owners"` keeps between steps what stage 3 keeps, but fetches
+# all weights at once in a step.
 #
 # ## Owners by hand
 #
@@ -148,7 +159,7 @@ for device in plan.devices:
 # `scores` computes our network from a list of weights. At the start of a step, each device fetches
 # the weights of the other owners. Then every device has all of them; this is an **all-gather**. In
 # `cores` mode all devices share one memory, so `Snapshot` makes the copy that a GPU would receive.
-# A **tower** computes the gradients of its device's share of the batch:
+# A **tower** computes the gradients of its device's shard of the batch:
 
 # %%
 def scores(weights, h):
@@ -191,15 +202,15 @@ def train_step(state, places, x, y, tower=tower_all, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# Between steps, a device now keeps only its own weights, but within a step it collects all of them.
-# In ZeRO's stage 3 it fetches a layer's weight to compute the layer forward, drops it, and fetches
-# it again for the backward pass:
+# `fit.use` does not offer this; it shows how ZeRO's stage 3 and FSDP save more. Above, a device
+# collects all weights within a step. In stage 3 it fetches a layer's weight to compute the layer
+# forward, drops it, and fetches it again for the backward pass:
 #
-# ![All at once, a device may have both copies from the start; layer by layer, it has one at a
+# ![All at once, a device soon has both copies; layer by layer, it has one at a
 # time.](pictures/11_one_copy.svg)
 #
-# TensorFlow starts an operation as soon as its inputs are there, so it could fetch all weights at
-# once. `fetch_after` therefore waits for a tensor `after`, for example the input `h` of the layer.
+# TensorFlow starts an operation as soon as its inputs are there. So `fetch_after` waits for a
+# tensor `after`, for example the input `h` of the layer.
 #
 # A `GradientTape` would keep all copies for the backward pass, so we write `backward` ourselves. A
 # layer's `slope` is the gradient of the loss with respect to the layer's product:
@@ -266,8 +277,7 @@ print("training changed the weights:", apart(of_one, start) > 1e-3)
 # ## What crosses, and what a device holds
 #
 # We compare with towers that fetch all weights from the first device. P stands for the bytes of all
-# weights. `fullest` returns the most bytes that a device holds in a step. The chart shows only the
-# weights on the first device, in the order of operations:
+# weights. The chart shows the weights on the first device, in the order of operations:
 
 # %%
 cases = {"towers": (all_on_first, tower_all), "all at once": (owner, tower_all),
@@ -277,25 +287,16 @@ for name, (of_case, tower) in cases.items():
     state = begin(of_case)
     step = partial(train_step, state, plan.devices, tower=tower)
     runs[name] = state, trace.function_step(step, x, y)[1]
-    print(f"{name:14} {sum(runs[name][1].bytes_between().values()) / P:.1f} P cross")
+    print(f"{name:14} {sum(runs[name][1].bytes_between().values()) / P:.1f} P cross,", end=" ")
+    print(f"a device holds up to {share_of_weights(*runs[name]):.0%} of the weights")
 
-# %%
-share = fullest(*runs["all at once"]) / fullest(*runs["towers"])
-print("with owners the fullest device holds below 90 % of towers:", share < 0.9)
-for name, run in runs.items():
-    print(f"{name:14} a device holds up to {share_of_weights(*run):.0%} of the weights")
-
-# %% tags=["varies", "cover", "nbval-ignore-output"]
-for name, run in runs.items():
-    print(f"{name:14} the fullest device holds {fullest(*run) / 1e6:.0f} MB in all")
+# %% tags=["varies", "cover"]
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# Owners cost no more traffic than towers: each weight crosses once, and its gradient once. But they
-# save less than half, because copies, gradients and activations come on top within a step. All at
-# once, copies add up to all weights. Layer by layer, a device holds its own and one copy. Then each
-# weight crosses twice, except the first, because no gradient of the images is needed. `fit.use`
-# does not offer this step.
+# All at once, own weights and copies add up to all weights. Layer by layer, a device holds its own
+# and one copy. Then each weight crosses twice, except the first: nothing uses the gradient of the
+# images, so TensorFlow leaves out that product and its copy.
 #
 # ## Break it
 #
@@ -387,7 +388,7 @@ checks.clipped(clipped)
 # The small Transformer of [[01]] keeps half as much on each device, and as many bytes cross as with
 # shares of the batch:
 #
-# [[ways]]
+# [[ways: 00 01]]
 #
 # ## In practice
 #

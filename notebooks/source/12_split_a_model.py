@@ -126,9 +126,9 @@ show_crossing(step)
 
 # %% [markdown]
 # The whole step does not fit, and each stage does. The front holds mostly activations, and the rear
-# mostly weights, slots and gradients. The gradients take twice the bytes of the weights, because
-# Adam's update borrows as much again. What crosses is what `fc1` takes, 512 numbers of 4 bytes for
-# each of 128 images, and as much comes back.
+# mostly weights, slots and gradients. The bar of the gradients is twice that of the weights,
+# because Adam's update needs temporary room of the same size. What crosses is what `fc1` takes, 512
+# numbers of 4 bytes for each of 128 images, and as much comes back.
 #
 # ## Where to cut
 #
@@ -161,9 +161,9 @@ def stages():
     return front, rear
 
 # %% [markdown]
-# TensorFlow runs a backward pass on the device in whose block `gradient` is called. So each stage
-# needs its own tape. The rear also asks for the gradient of its input, `middle`. This gradient
-# crosses back, and the front's backward pass begins with it:
+# Each stage also needs its own tape, because a backward pass runs where `gradient` is called
+# ([[04]]). The rear also asks for the gradient of its input, `middle`. This gradient crosses back,
+# and the front's backward pass begins with it:
 
 # %%
 def gradients(front, rear, x, y):
@@ -179,7 +179,8 @@ def gradients(front, rear, x, y):
     return of_front, of_rear
 
 # %% [markdown]
-# Each stage has its own optimizer, too, because an update runs where `apply` is called:
+# Each stage has its own optimizer, too, because the arithmetic of an update runs where `apply` is
+# called:
 
 # %%
 def stepper(front, rear, make):
@@ -266,7 +267,7 @@ show_crossing(step)
 
 # %% [markdown]
 # The forward pass of `fc1` ran where its weights are, but its backward pass ran on the first
-# device, which had to fetch these weights. No error says so, and the gradients are right. So count
+# device, which had to fetch these weights: most of the 4,685,120 bytes. No error says so. So count
 # what crosses once, before you train for days.
 #
 # | | |
@@ -342,10 +343,10 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]], where the columns are explained, sends less in two stages than in
-# shares of the batch, but its stages take turns:
+# The small Transformer of [[01]] sends less in two stages than in shares of the batch, but its
+# stages take turns:
 #
-# [[ways]]
+# [[ways: 00 01 11]]
 #
 # ## In practice
 #

@@ -86,9 +86,10 @@ for m, step in steps.items():
 
 # %% [markdown]
 # In one piece, the devices nearly take turns. In four pieces, both often work at the same time,
-# each on another piece. In a gap a device waits for the other stage, or another program has the
-# core. Compare the ends, too. Four pieces end earlier only if an operation on a quarter of the
-# batch takes much less time than one on all of it.
+# each on another piece. A stage waits for more or less than a fifth, because going back takes
+# longer than going forward, and the second stage has more work. Compare the ends, too. Four pieces
+# end earlier only if an operation on a quarter of the batch takes much less time than one on all of
+# it.
 #
 # ## By hand
 #
@@ -159,8 +160,9 @@ for name, order in orders.items():
 # long: a fifth here.
 #
 # But the orders differ in memory. A stage holds the activations of a piece from its `F` to its `B`.
-# In *all forward first* the first stage holds four pieces at once, and in 1F1B it holds two. What
-# does a step add to its device at most, without the scratch space of single operations?
+# In *all forward first* the first stage holds four pieces at once, and in 1F1B it holds two. This
+# is what a step adds to the first device at its peak, without the scratch space of single
+# operations:
 
 # %% tags=["nbval-ignore-output"]
 forward_first = trace.fit_step(staged(build, 4, schedule="all forward first"), (images, labels))
@@ -171,14 +173,15 @@ for name, size in held.items():
 
 # %% [markdown]
 # *All forward first* keeps all pieces, so it saves little. 1F1B holds less, so `fit.use` takes it
-# unless you name another `schedule`. It takes a piece back before the last one has gone forward, so
-# the loss has to be a mean over the examples. For other losses `fit.use` warns and takes *all
-# forward first*.
+# unless you name another `schedule`. It begins to go back before every piece has a loss, so the
+# gradient of a piece must not depend on the others, as in a mean over the examples. For other
+# losses `fit.use` warns and takes *all forward first*.
 #
 # ## Proof
 #
 # Three steps in four pieces are compared with three on one device, in float64, because there
-# rounding cannot hide a mistake. A batch of 150 images does not divide into four equal pieces:
+# rounding cannot hide a mistake. A batch of 150 images does not divide into four equal pieces, so
+# some have an image more, and each counts by its size:
 
 # %%
 keras.config.set_floatx("float64")
@@ -237,15 +240,12 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 # tutorial](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html), ResNet-50 cut
 # over two GPUs was 7 % slower than on one GPU, and in pieces 49 % faster than on one.
 #
-# *All forward first* is the order of [GPipe](https://arxiv.org/abs/1811.06965). 1F1B comes from
-# [PipeDream](https://arxiv.org/abs/1806.03377) and [DAPPLE](https://arxiv.org/abs/2007.01045).
-#
 # ## On your own
 #
 # **1.** With three stages, 1F1B lets the first stage hold three pieces. Write
 # `two_at_most(stages, pieces)`: an order in which no stage ever holds more than two, and which is
 # faster than to finish each piece before the next one starts. Return a list of tasks for each
-# stage, as `pipeline.one_forward_one_backward(3, 4)` does.
+# stage, texts such as `"F0"`, as `pipeline.one_forward_one_backward(3, 4)` does.
 
 # %% tags=["exercise"]
 def two_at_most(stages, pieces):
@@ -306,7 +306,7 @@ checks.fewest(fewest)
 # In the small Transformer of [[01]], pieces halve what a step adds, and start more than twice as
 # many operations:
 #
-# [[ways]]
+# [[ways: 00 01 12]]
 #
 # ## In practice
 #

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mgpu_helpers._names import order
@@ -170,8 +170,8 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     ax = axes(ax, size=(8, 1.35 + 0.7 * len(devices)))
     for (device, stage, task), ops in tasks.items():
         row, forward = devices.index(device) - 0.26, task[0] == "F"
-        ax.broken_barh([(op.start * 1e3, op.length * 1e3) for op in ops], (row, 0.7), linewidth=0,
-                       facecolor=colour(device), alpha=1.0 if forward else 0.45)  # fmt: skip
+        ax.broken_barh(_joined(ops), (row, 0.7), linewidth=0, facecolor=colour(device),
+                       alpha=1.0 if forward else 0.45)  # fmt: skip
         longest = max(op.length for op in ops)
         # What looks at shapes alone may run long before the rest of its task.
         start = min(op.start for op in ops if op.length > 0.01 * longest) * 1e3
@@ -187,3 +187,14 @@ def pipeline(trace: Trace, ax: Any = None) -> Any:
     _finish(ax, trace, "Micro-batches: forward dark, backward pale")
     write(ax, boxes, size=7)
     return ax
+
+
+def _joined(ops: Iterable[Op]) -> list[tuple[float, float]]:
+    """Give starts and lengths, in ms, of when any of these ran: pale bars may not overlap."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted((1e3 * op.start, 1e3 * op.end) for op in ops):
+        if found and start <= sum(found[-1]):
+            start, length = found.pop()
+            end = max(end, start + length)
+        found.append((start, end - start))
+    return found

@@ -56,6 +56,13 @@ def show_crossing(step: trace.Trace) -> None:
         print(f"from {a} to {b}: {step.bytes_between().get((a, b), 0):,} bytes")
 
 
+def show_step(model: Any, step: trace.Trace) -> None:
+    """Print the most bytes that a device holds in a step of fit, and what crosses in it."""
+    most = max(use.total for use in uses_of(model, step, "{}").values())
+    print(f"a device holds up to {most / 1e6:.0f} MB")
+    show_crossing(step)
+
+
 def apart(ours: Iterable[Any], theirs: Iterable[Any]) -> float:
     """Give the largest difference of two lists of arrays, as a share of an array's largest number.
 
@@ -85,11 +92,6 @@ def share_of_weights(state: Sequence[tuple[Any, Any, str]], step: trace.Trace) -
     return max(size for curve in held for _, size in curve) / whole
 
 
-def fullest(state: Sequence[tuple[Any, Any, str]], step: trace.Trace) -> int:
-    """Give the most bytes that one device holds in a step, with its weights and slots."""
-    return max(_most(state, step, device) for device in planned().devices)
-
-
 def _copies(step: trace.Trace, device: str) -> list[Allocation]:
     """List the copies of weights that a device fetched, until the last use of each."""
     made = {op.name: op for op in step.ops if op.type == "Snapshot" and op.device == device}
@@ -97,12 +99,3 @@ def _copies(step: trace.Trace, device: str) -> list[Allocation]:
     over = {name: max((ends.get(b, op.end) for a, b in step.edges if a == name), default=op.end)
             for name, op in made.items()}  # fmt: skip
     return [Allocation(op.name, device, op.bytes, op.start, over[op.name]) for op in made.values()]
-
-
-def _most(state: Sequence[Any], step: trace.Trace, device: str) -> int:
-    """Count what a device holds at the peak of a step, with its weights and slots."""
-    own = at_rest(each for weight, adam, _ in state for each in [weight, *adam.variables])[device]
-    held = [each for each in step.allocations if each.device == device]
-    seen = {each.op for each in held}  # a GPU's trace has no copy that it received
-    held += [copy for copy in _copies(step, device) if copy.op not in seen]
-    return own + max(size for _, size in curve(held))

@@ -24,7 +24,7 @@ def _choose(cuts: list[Cut], budget: int) -> Cut | None:
 
 NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
     "there a part holds more than the budget": lambda cuts, budget: _crosses_least(cuts),
-    "there the fullest part holds least; of the cuts that fit, take the one with least to cross":
+    "its fullest part holds least, but more crosses":
         lambda cuts, budget: min(cuts, key=lambda cut: max(p.bytes for p in cut.parts)),
     "each device has the budget, so do not add the parts up":
         lambda cuts, budget: _crosses_least(
