@@ -94,9 +94,9 @@ for name in where:
 #
 # ## Why the parts add up
 #
-# A pair computes relu(x · A) · B. Each column of A makes one hidden number, and relu treats each by
-# itself, so a device with some columns of A completes some hidden numbers. Hidden number k is then
-# multiplied by row k of B only. A small pair shows it:
+# A pair computes relu(x · A) · B. Column k of A and relu make hidden number k, and only row k of B
+# multiplies it. So a device with some columns of A, and the same rows of B, computes its part of
+# the sum alone. A small pair shows it:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -140,10 +140,10 @@ each_image = (1568 + 256) * 4  # bytes of what goes into the pair, and of what c
 print(f"inside layers, by the rule: {2 * (len(pair) - 1) * 512 * each_image:,} bytes")
 
 # %% [markdown]
-# Only the cut inside layers leaves half on each device. In its forward pass every device but the
-# first gets the pair's input and sends a part of the result back. In the backward pass the
-# gradients of both go the opposite ways. So on n devices a pair sends 2 (n − 1) times the bytes of
-# its input and result.
+# Between layers, behind `fc1`, 1024 numbers of each image cross, and their gradients. Only the cut
+# inside layers leaves half on each device. In its forward pass every device but the first gets the
+# pair's input and sends a part of the result back. In the backward pass the gradients of both go
+# the opposite ways. So on n devices a pair sends 2 (n − 1) times the bytes of its input and result.
 #
 # When does each device work?
 
@@ -152,10 +152,9 @@ drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Each bar is an operation, two rows are two operations at the same time, and grey is a wait. Cut
-# between layers, the network keeps the device with `fc1` busy, and the other one waits. Cut inside
-# layers, both work on the pair. The dotted lines are its two sums, the first just before the
-# backward pass.
+# Two rows of a device are two operations at the same time, and grey is a wait. Cut between layers,
+# the network keeps the device with `fc1` busy, and the other one waits. Cut inside layers, both
+# work on the pair. The dotted lines are its two sums, the first just before the backward pass.
 #
 # On two cores a split gains little time, because one device alone already uses both in most of the
 # backward pass.
@@ -210,9 +209,10 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 #
 # ## On GPUs
 #
-# Does a split also save time? A step multiplies three times with each matrix: once forward, twice
-# for gradients. With h hidden numbers these are 6 h (in + out) operations for each example, half of
-# which the second device takes over. The transfers are 8 (in + out) bytes. So the split pays if
+# Does a split also save time? For each example a weight multiplies and adds three times: once
+# forward, twice for gradients. A pair with `in` inputs, h hidden numbers and `out` outputs takes
+# 6 h (in + out) operations, half of them on the second device. The transfers are 8 (in + out)
+# bytes. So the split pays if
 #
 # **h > 8/3 · operations a second / bytes a second.**
 #
@@ -289,8 +289,7 @@ checks.losses(losses)
 #
 # ## Compared with other ways
 #
-# In the small Transformer of [[01]], where the columns are explained, parts of layers send more
-# than stages, and take less time:
+# In the small Transformer of [[01]], parts of layers send more than stages, and take less time:
 #
 # [[ways: 00 12 13]]
 #

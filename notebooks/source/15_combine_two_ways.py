@@ -7,8 +7,8 @@
 # **In this lesson** one line arranges four devices in two rows, each row computes the whole model
 # in two stages, and the rows share the batch.
 #
-# ![Four devices in a grid. Along each row activations go to the second stage and their gradients
-# come back, 1.05 MB. Between the rows weights go down and their gradients come up, 10.1
+# ![Four devices in a grid. Along both rows activations go to the second stage and their gradients
+# come back, 2.1 MB. Between the rows weights go down and their gradients come up, 10.1
 # MB.](pictures/15_grid.svg)
 #
 # What crosses in a step says where the fast link belongs. The line is that of [[12]]:
@@ -102,7 +102,7 @@ plt.show()
 # half of the time. `pieces=4` shortens that ([[13]]); here the batch is one piece, number 0. White
 # inside a frame is a short wait.
 #
-# The rows meet twice: at the loss, which the first row computes for the whole batch, and when
+# The rows meet twice: before `B0`, as row 0 computes the loss of the whole batch, and when
 # gradients are added up. Four devices share two cores here, so the times say nothing about GPUs.
 #
 # Where are the weights?
@@ -128,18 +128,18 @@ shares = tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])
 
 
 def weights():
-    pairs = []
+    copies = []
     for front, rear in grid:
         with tf.device(front):
             a = tf.Variable(2.0)
         with tf.device(rear):
             b = tf.Variable(3.0)
-        pairs.append((a, b))
-    return pairs
+        copies.append((a, b))
+    return copies
 
 # %% [markdown]
-# Within a row each stage has its own tape, and the gradient of `middle` comes back ([[12]]). The
-# loss of a row is its part of the mean, so its sum is divided by the whole batch, 4:
+# Within a row each stage has its own tape. `middle` is what crosses, and its gradient comes back
+# ([[12]]). The loss of a row is its part of the mean, so its sum is divided by the whole batch, 4:
 
 # %%
 def gradients(row, pair, x):
@@ -158,9 +158,9 @@ def gradients(row, pair, x):
 # Between the rows, the gradients of each stage are added up. Every copy moves by the same sum:
 
 # %%
-def take_step(pairs, added=("a", "b")):
+def take_step(copies, added=("a", "b")):
     total, found = 0.0, {"a": [], "b": []}
-    for row, pair, x in zip(grid, pairs, shares):
+    for row, pair, x in zip(grid, copies, shares):
         loss, of_a, of_b = gradients(row, pair, x)
         total += loss.numpy()
         found["a"].append(of_a)
@@ -169,12 +169,12 @@ def take_step(pairs, added=("a", "b")):
         for k in range(2):
             with tf.device(grid[k][i]):
                 taken = tf.add_n(own) if name in added else own[k]
-                pairs[k][i].assign_sub(0.1 * taken)
+                copies[k][i].assign_sub(0.1 * taken)
     return total, found
 
 # %%
-pairs = weights()
-for name, (one, other) in take_step(pairs)[1].items():
+copies = weights()
+for name, (one, other) in take_step(copies)[1].items():
     print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
 
 # %% [markdown]
@@ -239,8 +239,8 @@ print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} by
 # weights. The rest are the scores of its images, 10 each, which go to the first row for the loss,
 # and their gradients.
 #
-# So give the fast link to the larger sum. With stages that is the sum between the rows. With parts
-# of layers and a batch of 2048, it would be the sum within them, 16.8 MB.
+# So give the fast link to the larger sum. With stages that is between the rows. With parts of
+# layers and a batch of 2048, it would be within them, 16.8 MB.
 #
 # ## Ask first
 #
@@ -266,10 +266,10 @@ print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 
 # %%
 for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
-    pairs = weights()
-    loss, _ = take_step(pairs, added)
-    after = [f"a {a.numpy():.2f}, b {b.numpy():.2f}" for a, b in pairs]
-    print(f"{name}: loss {loss:.2f}, then {take_step(pairs, added)[0]:.2f}")
+    copies = weights()
+    loss, _ = take_step(copies, added)
+    after = [f"a {a.numpy():.2f}, b {b.numpy():.2f}" for a, b in copies]
+    print(f"{name}: loss {loss:.2f}, then {take_step(copies, added)[0]:.2f}")
     print(*(f"  row {i} after a step: {each}" for i, each in enumerate(after)), sep="\n")
 
 # %% [markdown]
@@ -278,7 +278,7 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 #
 # | | |
 # |---|---|
-# | **Use it when** | a model needs some of your devices, and you have a multiple of them |
+# | **Use it when** | a model needs several devices, and you have at least twice as many |
 # | **It costs** | what crosses within the rows, and between them weights and gradients |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
 # | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
@@ -287,7 +287,7 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 #
 # `nvidia-smi topo -m` prints which GPUs NVLink connects. Rows are neighbours in `plan.devices`. To
 # put the columns of the grid on the fast links, give `fit.use` a list of the devices in another
-# order instead of the plan.
+# order.
 #
 # [Megatron-LM](https://arxiv.org/abs/2104.04473) combines rows with stages and with parts of
 # layers. In `fit.use` a row has one of the two.
@@ -296,8 +296,8 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 #
 # **1.** A server has two fast links, each between the two devices of a pair. `pairs` lists both
 # pairs. `within` and `between` are the bytes that cross within and between rows. Write `in_order`,
-# which returns the list of four devices for `fit.use(model, …, stages=2)`, so that the larger sum
-# crosses the fast links.
+# which returns the list of four devices, row after row, for `fit.use(model, …, stages=2)`, so that
+# the larger sum crosses the fast links.
 
 # %% tags=["exercise"]
 def in_order(pairs, within, between):
@@ -343,8 +343,9 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# [[01]] explains the columns. The fullest device keeps as much as in two stages, and adds half as
-# much. What crosses is the sum of both ways. No time is given, as four devices share two cores:
+# In the small Transformer of [[01]], the fullest device keeps as much as in two stages, and adds
+# about half as much. What crosses is the sum of the two lines above it. No time is given, as four
+# devices share two cores:
 #
 # [[ways: 00 01 12]]
 #

@@ -24,8 +24,8 @@
 #
 # **You need** [[00]].
 #
-# `jobs.allowed` lists the devices that this program may use. If these are not two GPUs, cores of
-# the processor stand in for them:
+# `jobs.allowed` lists the devices that this program may use. If these are fewer than two GPUs,
+# cores of the processor stand in for them:
 
 # %%
 import os
@@ -108,8 +108,8 @@ print("equal files:", files[0].read_bytes() == files[1].read_bytes())
 # `wait $a` waits until that process ends, and `$?` is its exit status, which is 0 for success.
 #
 # For cores, the command `taskset` does what the variable does for GPUs. The program `look` prints
-# the devices that it may use. We run it as it is, and with words in front that leave it the first
-# or the last one:
+# the devices that it may use. We run it alone, and then with a prefix that allows only the first or
+# the last device:
 
 # %% tags=["nbval-ignore-output"]
 kind, allowed = jobs.allowed()
@@ -119,16 +119,16 @@ look = [sys.executable, "-c", "from mgpu_helpers import jobs; print(*jobs.allowe
 def on(device):
     if kind == "GPU":
         return ["env", f"CUDA_VISIBLE_DEVICES={device}"]
-    # macOS has no taskset
     return ["taskset", "--cpu-list", str(device)] if shutil.which("taskset") else []
 
 
-for words in ([], on(allowed[0]), on(allowed[-1])):
-    done = subprocess.run([*words, *look], capture_output=True, text=True)
-    print(*words, "look:", done.stdout, end="")
+for prefix in ([], on(allowed[0]), on(allowed[-1])):
+    done = subprocess.run([*prefix, *look], capture_output=True, text=True)
+    print(*prefix, "look:", done.stdout, end="")
 
 # %% [markdown]
-# With the words in front, the program may use one device only.
+# With the prefix, the program may use one device only. macOS has no `taskset`, so the prefix is
+# empty there.
 #
 # ## Break it
 #
@@ -205,10 +205,11 @@ with pretend_server(used={0: 79, 1: 4}):
 # says so.
 #
 # On a GPU some operations add in a changing order, so results differ in the last digits. `train.py`
-# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order. Two settings:
+# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order.
 #
-# - `TF_NUM_INTRAOP_THREADS=4` in front of `mgpu run` gives each job four threads, not one for each
-#   core.
+# `mgpu run` has two more settings:
+#
+# - `TF_NUM_INTRAOP_THREADS=4` in front of it gives each job four threads, not one for each core.
 # - `--devices-each 2` gives each job two GPUs.
 #
 # ## On your own

@@ -2,8 +2,8 @@
 # # Sweep
 #
 # You look for the best learning rate in a loop, which tries one setting after the other on one of
-# your four GPUs. At night the machine restarts during the seventh setting, and in the morning you
-# begin again with the first.
+# your four GPUs. At night the second setting fails, which ends the loop, and in the morning the
+# others have not run.
 #
 # **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
 # gives a table in which you find the best.
@@ -11,8 +11,8 @@
 # ![Two starts of six jobs. In the first, three are done and three fail. The second skips what is
 # done and runs the others. A file keeps how each job ended.](pictures/17_again.svg)
 #
-# A **sweep** has a job for each combination of the settings, here six. Three of them failed,
-# because a file was missing. The same line, started again, ran only these three. Your script has to
+# A **sweep** has a job for each combination of the settings. In the picture three of six fail,
+# because a file is missing. The same line, started again, runs only these three. Your script has to
 # take its settings as arguments and print its result as a line of JSON:
 #
 # ```python
@@ -232,8 +232,8 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # ![A grid of nine jobs tries three rates, which all miss the best one. Nine random jobs try nine
 # rates, one close to the best.](pictures/17_grid_or_random.svg)
 #
-# For random settings, write the arguments of each job into a line of a file, and start
-# `mgpu run train.py --each FILE`.
+# For random settings, write the arguments of each job into a line of a file, such as
+# `--lr 0.27 --data large`, and start `mgpu run train.py --each FILE`.
 #
 # A job is "done" if its exit status was 0, and its loss may still be no number (NaN). The table
 # then shows `-`, so look for that first. The best of many results is partly luck: measure the best
@@ -253,7 +253,7 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 #
 # **1.** Write `wall(seconds, n)`, which returns how long a sweep takes. `seconds` lists how long
 # each job takes. The jobs start in their order on n devices, each as soon as a device is free.
-# `wall([3, 8, 8, 1, 9], 2)` is 18, and half of the sum is 14.5: the longest job comes last.
+# `wall([3, 8, 8, 1, 9], 2)` is 18: the last job starts at 9, and the other device is idle from 11.
 
 # %% tags=["exercise"]
 def wall(seconds, n):

@@ -13,9 +13,9 @@
 #
 # The picture has a step of VGG16 on two DGX-1, servers with eight P100 GPUs each, and a link of 10
 # Gbit. The GPUs of a server add up their gradients, in green, and the servers exchange these sums,
-# in orange. At worst the exchange waits for all sums. At best it begins with the backward pass. So
-# two servers are between 1.01 and 1.52 times as fast as one. For your model, count the seconds of
-# an exchange:
+# in orange. At worst the exchange waits for all sums. At best each sum leaves as soon as it is
+# ready, so the exchange begins with the backward pass. So two servers are between 1.01 and 1.52
+# times as fast as one. For your model, count the seconds of an exchange:
 #
 # ```python
 # from mgpu_helpers import scaling
@@ -95,9 +95,9 @@ def gains(network, step, link, servers=2):
 # - If `most` is below it, do not buy.
 # - If the limit is between them, rent two servers for an hour.
 #
-# `least` is above 1.33 if **a step takes over two exchanges**, and 1.71 for a step of six
-# exchanges. In the chart, 100 Gbit carry 4 GB/s, the lowest of the rates that users of NCCL
-# measured ([issues 22 and 450](../docs/sources.md)):
+# `least` is above 1.33 if **a step takes over two exchanges**. In the chart, "x 64" is 64 images on
+# each GPU, and 100 Gbit carry 4 GB/s, the lowest of the rates that users of NCCL measured ([issues
+# 22 and 450](../docs/sources.md)):
 
 # %%
 vgg16 = scaling.Workload("VGG16", parameters=138_000_000)
@@ -122,9 +122,9 @@ def draw(servers):
 drawings.panel(draw, servers=[2, 3, 4, 8])
 
 # %% [markdown]
-# "x 64" is 64 images on each GPU. Over 10 Gbit, VGG16 x 32 is not worth a second server: half of
-# the images take less time, and the same gradients cross. ResNet-50 has a fifth of the gradients,
-# so every link is good enough. In JupyterLab, a panel changes the number of servers.
+# Over 10 Gbit, VGG16 x 32 is not worth a second server: half of the images take less time, and the
+# same gradients cross. ResNet-50 has a fifth of the gradients, so every link is good enough. In
+# JupyterLab, a panel changes the number of servers.
 #
 # These gains are in images a second. With twice the global batch, two servers may need more passes
 # to the same accuracy ([[19]]).
@@ -175,9 +175,9 @@ for batches in (1, 4):
 # %% [markdown]
 # ## Break it
 #
-# So far the second server brought its own batch. Suppose that you keep the old one for the sake of
-# the accuracy, so each GPU has 32 images instead of 64. If these took half of the time, two servers
-# with 25 Gbit between them would be faster with VGG16. Write down whether they are:
+# So far the second server brought its own batch. Suppose that you keep the old batch for the sake
+# of the accuracy, so each GPU has 32 images instead of 64. Write down whether two servers with 25
+# Gbit between them are then faster than one with VGG16:
 
 # %%
 whole, half = mine["VGG16 x 64"][1], mine["VGG16 x 32"][1]
@@ -198,7 +198,6 @@ print(f"two servers, as 32 take: {half + exchange:.3f} s")
 # gradients cross the slow link once, as in `gains`. One ring through all GPUs would send nearly
 # twice the bytes. Expect about `least`, and more if the exchange begins during the backward pass,
 # as under `fit.strategy`. A link carries less than its name says, so measure yours with `iperf3`.
-# What `scaling.fit` learns from one server knows only its fast link.
 #
 # ## On your own
 #
@@ -223,9 +222,9 @@ def slowest(parameters, step, servers, efficiency):
 checks.slowest(slowest)
 
 # %% [markdown]
-# **2.** Write `batches(parameters, step, bandwidth, gain)`: over how many batches, at the fewest,
-# two servers have to accumulate their gradients so that `least` reaches `gain`, which is below 2.
-# `bandwidth` is the bytes a second of the link.
+# **2.** Write `batches(parameters, step, bandwidth, gain)`, which returns the smallest number of
+# batches over which two servers have to accumulate their gradients, so that `least` reaches `gain`.
+# `gain` is below 2, and `bandwidth` is the bytes a second of the link.
 
 # %% tags=["exercise"]
 def batches(parameters, step, bandwidth, gain):
@@ -249,7 +248,8 @@ checks.batches(batches)
 # ## What we saw
 #
 # - Over the slow link, a second DGX-1 would make VGG16 between 1.01 and 1.52 times as fast.
-# - `least` was never too high for 15 published times, and off by 3.6 % in the median.
+# - `least` was never too high for 15 published times, and off by 3.6 % in the median. They test
+#   neither `most` nor an exchange as long as that of VGG16.
 # - With the old batch, a step of 0.474 s would take 0.497 s on two servers over 25 Gbit.
 #
 # ## In practice

@@ -247,9 +247,9 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
 def stacked(steps: Mapping[str, Trace]) -> Any:
     """Draw when the devices of each step worked, below each other over the same milliseconds.
 
-    A dashed line stands where the backward pass begins, and a dotted one where results of several
-    devices have been added up. A device's waits are grey. What runs on the host is left out, and
-    what is too short to be seen beside a longer operation.
+    Dotted lines stand where results of several devices have been added up. A step without such
+    sums has a dashed line where the backward pass begins. A device's waits are grey. What runs on
+    the host is left out, and what is too short to be seen beside a longer operation.
     """
     import matplotlib.pyplot as plt
 
@@ -275,11 +275,11 @@ def stacked(steps: Mapping[str, Trace]) -> Any:
             near = at - labelled < 40 * pixel
             marks.append((at, "" if near else "sum", -3, "right", ":"))
             labelled = labelled if near else at
-        if (begins := backward_begins(step)) is not None:
+        if not marks and (begins := backward_begins(step)) is not None:
             marks.append((begins, "backward pass", 3, "left", "--"))
         for at, text, x, align, line in marks:
-            tone, layer = (DARK, 3) if line == ":" else (LIMIT, 2)  # both may be at one place
-            ax.axvline(1e3 * at, color=tone, linestyle=line, linewidth=1.2, zorder=layer)
+            tone = DARK if line == ":" else LIMIT
+            ax.axvline(1e3 * at, color=tone, linestyle=line, linewidth=1.2, zorder=3)
             note(ax, text, (1e3 * at, 0), (x, 3), xycoords=UP, ha=align, **SMALL | {"size": 8.5})
         ax.set_ylim(len(step.devices) - 0.2, -0.5)
     grid[-1, 0].set_xlabel("time in the step, ms")
