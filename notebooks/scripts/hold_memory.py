@@ -16,13 +16,13 @@ from mgpu_helpers import jobs, memory, nvml
 
 OPTIONS = (
     "nothing set",
-    "per_process_gpu_memory_fraction=0.4",
-    "allow_growth=True",
     "set_memory_growth",
-    "memory_limit=2048",
     "TF_FORCE_GPU_ALLOW_GROWTH=true",
+    "memory_limit=2048",
     "TF_GPU_ALLOCATOR=cuda_malloc_async",
     "every GPU hidden",
+    "allow_growth=True",
+    "per_process_gpu_memory_fraction=0.4",
 )
 
 

@@ -13,7 +13,7 @@
 # Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
 # box is work that ran in one place, which TensorFlow chose. Most people first put `tf.device`
 # blocks around the code that *builds* the layers, as in the first row. Then the second device runs
-# none of the three matrix products of its layer.
+# none of the matrix products of its layer.
 #
 # ## The lines to paste
 #
@@ -29,7 +29,7 @@
 # charts.placement_map(step).figure.savefig("map.png")
 # ```
 #
-# **You need** [[00]].
+# **You need** [[00]] and `tf.GradientTape`.
 
 # %%
 from mgpu_helpers import devices
@@ -75,8 +75,8 @@ def train_once(model, parts):
     return model.train_on_batch(images, labels)
 
 # %% [markdown]
-# First, one block puts everything on one device. Then we build the model on the host, and `fit.use`
-# moves each layer to a device of its own:
+# First, one block puts everything on one device. Then `fit.use` moves each layer to a device of its
+# own:
 
 # %%
 with tf.device(ends[0]):
@@ -84,10 +84,9 @@ with tf.device(ends[0]):
     print(f"loss {train_once(model, model.layers):.2f}")
 
 # %%
-with tf.device(plan.host):
-    model = keras.Sequential([keras.Input([784]), *two_layers()])
-    model = fit.use(model, plan, stages=len(plan))
-    print(f"loss {train_once(model, model.layers):.2f}")
+model = keras.Sequential([keras.Input([784]), *two_layers()])
+model = fit.use(model, plan, stages=len(plan))
+print(f"loss {train_once(model, model.layers):.2f}")
 
 # %% [markdown]
 # With `fit.use`, each layer has its weights on its device and ran there in both passes. The loss is
@@ -162,11 +161,12 @@ plt.show()
 show_crossing(step)
 
 # %% [markdown]
-# Both passes of each layer ran on its device, and the map shows the same step. `first_1` and
-# `second_1` are the forward pass of the two layers, and `gradient_tape` is the backward pass. A
-# number in brackets counts operations. The host sends the images `x` and the labels `y`. From the
-# first layer to the second crosses `middle`, which has 64 · 32 numbers of 4 bytes, so 8,192 bytes.
-# The gradient of `middle` has the same size and comes back.
+# Both passes of each layer ran on its device, and the map shows the same step. `variables` are the
+# weights, `loss` is the loss, and `gradient_tape` is the backward pass. `first_1` and `second_1`
+# are the forward pass of the layers: TensorFlow adds `_1` to a name that is taken. A number in
+# brackets counts operations. The host sends the images `x` and the labels `y`. From the first layer
+# to the second crosses `middle`, 64 · 32 numbers of 4 bytes, so 8,192 bytes. Its gradient has the
+# same size and comes back.
 #
 # ## Proof
 #
@@ -239,8 +239,6 @@ _, lost_step = trace.function_step(lost, numbers)
 print("lost, on /GPU:9:", ran_on(lost_step, "MatMul") == ["/GPU:9"])
 
 # %% [markdown]
-# The step by hand passes the check, and `lost` fails it.
-#
 # ## On GPUs
 #
 # > TensorFlow numbers the GPUs that it may see. With `CUDA_VISIBLE_DEVICES=2,3` they are `/GPU:0`

@@ -2,8 +2,8 @@
 # # Control memory
 #
 # You start a second script on a GPU, and it ends in a `ResourceExhaustedError`, although both
-# scripts are small. Unless it is told otherwise, TensorFlow takes nearly all memory of every GPU
-# that it sees, and keeps it until the process ends.
+# scripts are small. Unless told otherwise, TensorFlow takes nearly all memory of every GPU that it
+# sees, and keeps it until the process ends.
 #
 # **In this lesson** you limit what TensorFlow takes of a GPU, and see what each setting does.
 #
@@ -64,7 +64,7 @@ MIB = 2**20
 #
 # ## Who holds what
 #
-# There are three answers to "How much memory is used?", as the picture above shows:
+# There are three answers to "How much memory is used?", as the picture shows:
 #
 # - NVIDIA's **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
 # - The **process** counts what it has on the host. `memory.process()` returns it.
@@ -78,10 +78,10 @@ MIB = 2**20
 # ## Try it
 #
 # `scripts/hold_memory.py` tries each setting in a new process with 600 MB of tensors. Without a
-# GPU, the chart is calculated for an empty GPU of 16 GiB. For growth it takes what a new process
-# takes here: TensorFlow's allocator for GPUs can also serve the host, and `growth.on_host` reads
-# the regions from its log. The process makes a small tensor and six of 100 MB, deletes them and
-# makes them again:
+# GPU, the chart is calculated for an empty GPU of 16 GiB. For growth it is measured:
+# `growth.on_host` starts a process in which TensorFlow's allocator for GPUs serves the host, and
+# reads the regions from its log. The process makes a small tensor and six of 100 MB, deletes them
+# and makes them again:
 
 # %%
 logged = growth.on_host(100_000_000, 6)
@@ -98,14 +98,14 @@ plt.show()
 # With nothing set, a second script finds little room: the 1.6 GB that are left, less its own CUDA
 # context. These are the rules in [TensorFlow's source](../docs/sources.md#allocator):
 #
-# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve. It
-#   is 1050 MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones.
-#   If less than 2 GiB is free, it is 225 MiB.
+# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve: 1050
+#   MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones. If less
+#   than 2 GiB is free, it is 225 MiB.
+# - **Growth**: it takes a region when a tensor does not fit.
 # - **A limit**, or `per_process_gpu_memory_fraction` in programs of TensorFlow 1 ([[25]]): it takes
 #   that much with its first tensor.
-# - **Growth**: it takes a region when a tensor does not fit.
 # - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
-# - **Every GPU hidden**: it takes nothing.
+# - **Every GPU hidden** by `CUDA_VISIBLE_DEVICES=-1`: it takes nothing.
 #
 # ## By hand: growth
 #
@@ -116,9 +116,10 @@ plt.show()
 # for 3 and 4, 512 for 5 and 6. The rest is handed out with tensors 1, 2 and 4, and kept
 # elsewhere.](pictures/05_growth.svg)
 #
-# A tensor that fits into the planned size gets a region of that size, and then the plan doubles.
-# For a larger tensor the plan doubles first, until it fits. A small rest is handed out with the
-# tensor. Here is the rule in code. It looks only into the newest region, which is enough here:
+# If a tensor fits into the planned size, it gets a region of that size, and then the plan doubles.
+# If not, the plan doubles until it fits, and then stays. A rest smaller than the tensor and than
+# 128 MiB is handed out with it. Here is the rule in code. Looking only into the newest region is
+# enough here:
 
 # %%
 def regions(sizes):

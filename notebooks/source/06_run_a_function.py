@@ -195,11 +195,11 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
     plt.show()
 
 # %% [markdown]
-# `split` cuts the batch, which is `x` or `args_0`, and `concat` joins the results. `tower_0` and
-# `tower_1` are the function on the two shards, and `gradient_tape` is the backward pass. On the
-# first device, `tower_1` only reads weights for the second. With one tape, the host gets what the
-# backward pass needs, and for each shard the weights, too, all but the biases. With a tape on each,
-# it gets only results.
+# `split` cuts the batch, `x` or `args_0`, and `concat` joins the results. `tower_0` and `tower_1`
+# are the function on the two shards, and `gradient_tape` is the backward pass. The `tower_1` on the
+# first device only reads weights for the second. With one tape, the outputs of each layer and the
+# weights cross to the host, which needs them for the backward pass. With a tape on each, it gets
+# only results.
 #
 # ## Was it faster?
 #
@@ -220,7 +220,7 @@ timing.compare(
 # |---|---|
 # | **Use it when** | your function treats each row of a batch by itself, with much work for each |
 # | **It costs** | at each call, weights go to the other devices, rows to all, and results back |
-# | **Instead** | to train or predict, [[01]]; its `strategy.run`, if the weights should not cross |
+# | **Instead** | to train or predict, [[01]]; its `strategy.run`, where each device has weights |
 #
 # The function must not mix rows. BatchNormalization does with `training=True`, because it takes the
 # mean of its shard, and no error says so. A function that returns a single number is refused. So is
@@ -264,8 +264,8 @@ checks.uneven(make_parallel_uneven)
 # %% [markdown]
 # **2.** `mean_map` returns the mean saliency of all images. It sends the saliency of every image to
 # the host, and takes their mean there. Write it so that each device sends the host only its mean,
-# one image of 784 numbers, and the result stays the same. Each device returns its mean with a first
-# axis of one, because `make_parallel` joins rows. Use this lesson's `make_parallel`:
+# one image of 784 numbers, and the result stays the same. Take a shard's mean with `keepdims=True`,
+# which keeps a first axis, because `make_parallel` joins rows. Use this lesson's `make_parallel`:
 # `towers.make_parallel` wants a row for each example.
 
 # %% tags=["exercise"]

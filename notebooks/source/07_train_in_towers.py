@@ -1,26 +1,28 @@
 # %% [markdown]
 # # Train in towers
 #
-# You need a training step that `fit` does not have, and you want it on all devices. If you add up
-# their gradients instead of averaging them, the training changes, and no error says so.
+# You need a training step that `fit` does not have, and you want it on all devices. If each takes
+# the mean of its shard and you add up the gradients instead of averaging them, the training
+# changes, and no error says so.
 #
 # **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
 # is the step of one device, and count what it sends.
 #
-# ![The host averages the gradients of two devices, device 0 updates the weights, and both read
+# ![The host averages the gradients of two devices, the first updates the weights, and both read
 # them in the next step.](pictures/07_two_towers.svg)
 #
 # With two devices, every weight moves as on one device, to a part in 10,000.
 #
 # ## The lines to paste
 #
-# For a Keras model, `fit.use` does all of it:
+# If your script makes the model, take `fit.strategy`. For one that is there already, `fit.use` does
+# all of it:
 #
 # ```python
 # from mgpu_helpers import devices, fit
 #
 # plan = devices.setup()  # all GPUs; call it before you make the first tensor
-# model = build()  # your code makes and compiles it
+# model = build()  # your compiled model
 # model = fit.use(model, plan)
 # model.fit(x, y)  # or model.train_on_batch(x, y), in a loop of your own
 # ```
@@ -76,8 +78,6 @@ history = model.fit(x, y, batch_size=840, epochs=5, shuffle=False, verbose=0).hi
 print("losses of five steps:", np.round(history["loss"], 2))
 
 # %% [markdown]
-# Now we build such a step ourselves.
-#
 # ## By hand, with one weight
 #
 # In **data parallelism** each device gets a part of the batch, its **shard**, and computes the
@@ -112,8 +112,8 @@ print(f"their mean:   {mean([slope(shard) for shard in shards]):.1f}")
 # ## For any model
 #
 # `make_step` does the same for a Keras model. The host cuts the batch with `towers.split`, and
-# `towers.run` calls `tower` on each device with that device's shard. Each tower returns its loss
-# and a gradient for each weight. `zip` turns these lists into columns, one for each weight.
+# `towers.run` calls `tower` on each device with its shard. Each tower returns its loss and a
+# gradient for each weight. `zip` turns these lists into columns, one for each weight.
 
 # %%
 def make_step(model, places, together=mean):
@@ -179,12 +179,11 @@ plt.show()
 # The towers compute at the same time, each with half of the images. So on two free cores a box is
 # about half as wide as on one device. A box of half the height shares its device with another
 # operation. At the black line the last gradient has been averaged, so the slower tower decides when
-# the update can begin. The update itself is too short to be seen, and one device has nothing to
-# average.
+# the update can begin. The update is too short to be seen, and one device has nothing to average.
 #
 # ## Break it
 #
-# Now we add up the gradients instead of averaging them, first with SGD and then with Adam:
+# Now we add up the gradients, first with SGD and then with Adam:
 
 # %%
 def losses(together, optimizer):
@@ -218,20 +217,21 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 #
 # Every further device adds to this, so on GPUs the devices average among themselves. In an
 # **all-reduce**, all end with the mean of their gradients. In a **ring** they share the work: each
-# cuts its gradients into as many pieces as there are devices, and sends one piece at a time to its
-# neighbour. Below, device 0 starts with ones, device 1 with tens, and so on:
+# cuts its gradients into as many pieces as there are devices. In round 1, device 0 sends its first
+# piece to its neighbour, device 1 its second, and so on. Later each passes on what it has just
+# received. Below, device 0 starts with ones, device 1 with tens:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
-# In the first three rounds a device adds what it receives to its own piece, until each device has
-# one finished sum, 1111: this half is a **reduce-scatter**. In the last three rounds the finished
-# sums go around: this half is an **all-gather**. Divided by 4, the sums are the mean. Here a vector
-# is as long as all gradients together:
+# In the first three rounds a device adds what it receives to its own piece, until each has one
+# finished sum, 1111: a **reduce-scatter**. In the last three, the finished sums go around: an
+# **all-gather**. Divided by 4, the sums are the mean. Here a vector is as long as all gradients
+# together:
 #
 # | vectors that the busiest device sends | of 2 devices | of 4 | of 8 | of n |
 # |---|--:|--:|--:|--:|
-# | the first device averages | 1 | 3 | 7 | n - 1 |
+# | one device averages for all | 1 | 3 | 7 | n - 1 |
 # | ring | 1 | 1.5 | 1.75 | 2 (n - 1) / n |
 #
 # | | `fit.use(model, plan)` |
@@ -243,8 +243,8 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # ## On GPUs
 #
 # Give each GPU a large shard: with a small one, operations take longer to start than to run, and a
-# second GPU gains nothing. If you have several physical GPUs, try `fit.strategy` first. There
-# NVIDIA's library NCCL does the all-reduce, often in a ring.
+# second GPU gains nothing. Under `fit.strategy`, NVIDIA's library NCCL does the all-reduce, often
+# in a ring.
 #
 # ## On your own
 #
@@ -302,8 +302,8 @@ checks.half_the_bytes(half_the_bytes)
 #
 # ## In practice
 #
-# Use `fit.use(model, plan)`, with `fit` or with `train_on_batch`: both take batches of any size. If
-# you change the step itself, start from `make_step`. It needs shards of one size, it leaves out
-# regularization losses, and its BatchNormalization takes the statistics of one shard.
+# Use `fit` under `fit.strategy` or `fit.use`: both take batches of any size. If you change the step
+# itself, start from `make_step`. It needs shards of one size, it leaves out regularization losses,
+# and its BatchNormalization takes the statistics of one shard.
 #
 # Next: [[next]].

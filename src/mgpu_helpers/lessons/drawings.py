@@ -143,7 +143,6 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
     held, gib = 600_000_000, 2**30
     bars: list[tuple[str, int, int]] = [
         ("nothing set", held, 16 * gib - 1536 * 2**20),
-        ("per_process_gpu_memory_fraction=0.4", held, round(0.4 * 16 * gib)),
         ("growth", held, growth),
         ("memory_limit=2048", held, 2 * gib),
         ("TF_GPU_ALLOCATOR=cuda_malloc_async", held, held),
