@@ -16,8 +16,8 @@
 #
 # `fit.strategy`, which makes such replicas, is TensorFlow's `MirroredStrategy`, with repairs for
 # what Keras gets wrong there. Take it if your script makes the model, and one device can hold it.
-# Take `fit.use(model, plan)` if the model is there already; its options also cut a model that does
-# not fit on one device.
+# Take `fit.use(model, plan)` if the model is there already; its options also cut a model too
+# large for one device.
 #
 # **You need** [[00]], and `tf.GradientTape` for the step by hand.
 
