@@ -45,8 +45,8 @@ plan
 # outputs stored here were made. The **host** is the CPU, which feeds the devices and joins their
 # results. The names are in `plan.host` and `plan.devices`. The line `timing` says how far a
 # measured speed-up can be trusted here. `exact=True` is there because the lessons compare results:
-# it switches off **TF32**, in which GPUs since Ampere compute products faster, but less
-# exactly. Your script does not need it.
+# it switches off **TF32**, in which GPUs since Ampere compute products faster, but less exactly.
+# Your script does not need it.
 
 # %%
 import keras
@@ -133,8 +133,8 @@ plt.show()
 # %% [markdown]
 # For part of the step both devices worked at the same time; *busy* is the part in which a device
 # worked. Grey is the rest, such as the update. Bars of half the height ran at once on one device.
-# In a hatched gap a device may wait for sums from the others, which `BatchNormalization` needs in
-# both passes, for data, for a free core, or, on a GPU, for the host to start the next operation.
+# In a hatched gap a device may wait for data, for a free core, for sums from the others, which
+# `BatchNormalization` needs in both passes, or, on a GPU, for the host to start the next operation.
 # That takes most of so small a step, so GPUs show short bars. `charts.timeline(step)` draws every
 # operation of your own code.
 #

@@ -253,7 +253,7 @@ for name, (some, wanted, synchronized) in cases.items():
 #
 # > NVIDIA's library NCCL does the all-reduce between GPUs. `fit.strategy` sends gradients in packs
 # > of at least 25 MiB, those of the last layers first, so in a large model the exchange starts
-# > while the backward pass still runs. Our network is too small to gain. On several machines these
+# > while the backward pass still runs. Our network is too small to gain. On several machines the
 # > lines are the same ([[21]]).
 #
 # ## On your own
