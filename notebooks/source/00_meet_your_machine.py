@@ -41,12 +41,12 @@ plan
 
 # %% [markdown]
 # Every lesson starts with such a cell. This one asks for two **devices**, which do the heavy
-# arithmetic. If the machine has two GPUs, they are the devices. If it has one, each device is a
-# share of it. If it has none, as when the outputs stored here were made, each device is a core. The
-# **host** is the CPU. It feeds the devices and joins their results. The names are in `plan.host`
-# and `plan.devices`. The line `timing` says how far a measured speed-up can be trusted here. GPUs
-# since Ampere round the numbers of a product to **TF32**, which is faster. `exact=True` switches
-# that off, because the lessons compare results; your script needs no such argument.
+# arithmetic: two GPUs, two shares of a single GPU, or two cores if there is no GPU, as when the
+# outputs stored here were made. The **host** is the CPU, which feeds the devices and joins their
+# results. The names are in `plan.host` and `plan.devices`. The line `timing` says how far a
+# measured speed-up can be trusted here. `exact=True` is there because the lessons compare results:
+# it switches off **TF32**, in which GPUs since Ampere compute products faster, but less exactly.
+# Your script does not need it.
 
 # %%
 import keras
@@ -109,8 +109,8 @@ print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 #
 # Suppose that you forget the strategy. Equal losses cannot reveal it, because `on_one` has the
 # same. A **trace** can: it is TensorFlow's record of what ran where. `trace.fit_step` records one
-# **step** of `fit`, which is one update of the weights. The next cell lists the devices that
-# computed convolutions:
+# **step** of `fit`, which is one update of the weights, and leaves the model as it was. The next
+# cell lists the devices that computed convolutions:
 
 # %% tags=["unplaced"]
 steps = {"without a strategy": on_one, "with the strategy": on_all}
@@ -124,26 +124,26 @@ for name, model in steps.items():
 #
 # ## See when each device worked
 #
-# The **timeline** of this last step shows when. Look for bars of several devices one above the
-# other:
+# The **timeline** of this last step shows when:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]
-# For part of the step both devices worked at the same time. Bars of half the height are work that
-# ran at once on one device. In a hatched gap a device may wait for sums from the others, which
-# `BatchNormalization` needs in both passes. It may also wait for data, for a free core, or, on a
-# GPU, for the host to start the next operation. That takes most of the step in so small a model, so
-# GPUs show short bars. `charts.timeline(step)` draws every operation of your own code.
+# For part of the step both devices worked at the same time; *busy* is the part in which a device
+# worked. Grey is the rest, such as the update. Bars of half the height ran at once on one device.
+# In a hatched gap a device may wait for data, for a free core, for sums from the others, which
+# `BatchNormalization` needs in both passes, or, on a GPU, for the host to start the next operation.
+# That takes most of so small a step, so GPUs show short bars. `charts.timeline(step)` draws every
+# operation of your own code.
 #
 # ## On your own
 #
-# The solution of each exercise is under it. In JupyterLab, click *1 cell hidden* to see it.
+# The solution is under each exercise: in JupyterLab, click *1 cell hidden*.
 #
 # **1.** Here `build_on_all` makes the weights on one device. Change it so that `fit` uses all
-# devices of the plan.
+# devices of the plan, and gives the numbers of one.
 
 # %% tags=["exercise"]
 def build_on_all():
@@ -163,8 +163,8 @@ checks.on_all(build_on_all)
 
 # %% [markdown]
 # **2.** A trace has the list `step.ops`, and each of its operations has a `type` and a `device`.
-# Write `idle(step)`, which returns a list of the devices of the plan that computed no convolution,
-# in the order of the plan.
+# Write `idle(step)`, which lists the devices of the plan that computed no convolution, in the order
+# of the plan. A type such as `Conv2DBackpropInput` counts as one.
 
 # %% tags=["exercise"]
 def idle(step):
@@ -186,13 +186,15 @@ checks.idle(idle)
 #
 # - A model built in the scope of a strategy was trained by `fit` on all devices, with the losses of
 #   one device.
-# - Without a strategy all convolutions ran on the first GPU or the host. Only the trace showed it.
+# - Without a strategy all convolutions ran on the first GPU or the host. The losses did not show
+#   it; the trace did.
 #
 # ## In practice
 #
-# Use `fit.strategy` to train, and a trace to see which devices worked. For another number of
-# devices, start Jupyter with `MGPU_DEVICES=4` in its environment. `MGPU_MODE=cores` takes cores
-# even if there are GPUs. If a GPU is missing, the command `mgpu` in a terminal says why.
+# Install `mgpu_helpers` in your environment by `pip install -e .` in this repository. Use
+# `fit.strategy` to train, and a trace to see which devices worked. For another number of devices,
+# start Jupyter with `MGPU_DEVICES=4`. `MGPU_MODE=cores` takes cores even if there are GPUs. If a
+# GPU is missing, the command `mgpu` in a terminal says why.
 #
 # | word | what it means in all lessons |
 # |---|---|
@@ -205,8 +207,6 @@ checks.idle(idle)
 # | **per-device batch** | how many examples of the global batch one device gets |
 #
 # ## Where to go on
-#
-# Each lesson says at its start which others it needs.
 #
 # | your question | lessons |
 # |---|---|

@@ -7,7 +7,7 @@
 # of eight usual causes:
 #
 # ![A decision tree. What fit.explain lists leads to the causes 1 to 4. If it lists only the step
-# itself, a trace or a clock leads to the causes 5 to 8, or to the exchange of
+# itself, a trace leads to the causes 5 to 8, or to the exchange of
 # gradients.](pictures/02_which_cause.svg)
 #
 # ## The lines to paste
@@ -19,7 +19,7 @@
 # print(whatif.explain(trace.fit_step(model, (x, y))))  # which device waits for which
 # ```
 #
-# **You need** [[01]].
+# **You need** [[01]], and `tf.function`.
 
 # %%
 from mgpu_helpers import devices
@@ -64,12 +64,13 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # `fit.explain` runs some steps, then the same steps without one thing at a time, and puts the
-# weights back. *ms a step* is what this thing costs, and *without it* is the step that is left. The
-# training is **input-bound**: it waits for its data in every step.
+# weights back. *ms a step* is what this thing costs, and *without it* is the step that is left. A
+# cost below the noise is not listed. The training is **input-bound**: it waits for its data in
+# every step.
 #
 # "The step itself" is a step without all of these. If the rows add up to much less than the step,
-# two causes overlap: cure either, and ask again. A trace looks into the step itself. A traced step
-# may take longer, because recording it takes time, too:
+# two causes overlap: cure either, and ask again. A trace looks into the step itself. Recording
+# takes time, too:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
@@ -82,8 +83,6 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #
 # ## The causes and their cures
 #
-# The numbers are those of the picture:
-#
 # 1. **Input.** Put `cache()` behind what fits into memory; otherwise give `map` its
 #    `num_parallel_calls`, and end with `prefetch`.
 # 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
@@ -92,10 +91,10 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #    number. Keep to one batch size (`drop_remainder=True`), and pass tensors.
 # 4. **Eager code.** Python starts operations one by one. Use `@tf.function`, and compile without
 #    `run_eagerly=True`.
-# 5. **An idle device** "ran nothing". Use the three lines of [[01]], or, for a compiled model,
-#    `fit.use(model, plan)`, after which `fit` trains it on all devices.
-# 6. **A small batch.** Starting operations and exchanging gradients take as long for a small batch
-#    as for a large one. Enlarge it.
+# 5. **An idle device** "ran nothing". Use the lines of [[00]], or, for a compiled model,
+#    `fit.use(model, plan)`.
+# 6. **A small batch.** The trace shows mostly overhead. Starting operations and exchanging
+#    gradients take as long for a small batch as for a large one. Enlarge it.
 # 7. **A straggler** has a larger shard, or is slower, and all others wait for it. Make shards even,
 #    or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
 # 8. **Variables on the host** cross in every step: a trace's `bytes_between()` shows more than the
@@ -164,8 +163,9 @@ def make_step(where, sizes=None):
     return step
 
 # %% [markdown]
-# On one device only, a second one is idle (cause 5). `whatif.towers` predicts from traces of one
-# device what all would gain. Below it is the measured gain of the step on all devices, `after`:
+# The step on one device leaves the second one idle (cause 5). From its `traces`, the fastest three
+# of five, `whatif.towers` predicts the step on all devices. `beside` prints this, and measures the
+# steps that `timed` prepared: `before` is on one device, `after` on all.
 
 # %% tags=["nbval-ignore-output"]
 one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
@@ -174,12 +174,13 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The clock may see less, because cores share a memory, and may serve other programs, too.
+# The clock may see less, because cores share a memory, and may serve other programs.
 #
 # ## Break it
 #
 # Now the first device gets a larger shard (cause 7). `whatif.faster` predicts the step if the first
-# tower were as fast as with an even shard. The bars are sums: first all work, then the waits.
+# tower were as fast as with an even shard. The bars are sums: first all work, then the waits, with
+# the name of what is waited for.
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -253,12 +254,14 @@ def replay_over(ops, link):
 checks.replay_over_link(replay_over)
 
 # %% [markdown]
-# **2.** `model, data = lesson_02.patient()` gives a compiled Keras model and its data. Three of the
-# eight causes slow its training down: put their numbers into `causes`. Ask `fit.explain`, cure what
-# it lists, and ask again. Then trace a step in a block of `tf.device(plan.devices[0])`, where the
-# model trains. Now write `treat(model, data)`. It returns a function that makes one pass without
-# the three causes, and changes the weights as `lesson_02.fit(model, data)` does. No pass but the
-# first may read the data.
+# **2.** `model, data = lesson_02.patient()` gives a compiled model and its data. Three of the eight
+# causes slow it down.
+#
+# - Put their numbers into `causes`. Ask `fit.explain`, cure what it lists, and ask again. Then
+#   trace a step in `tf.device(plan.devices[0])`, where the model trains.
+# - Write `treat(model, data)`, which returns a function. It makes one pass without the causes, and
+#   changes the weights as `lesson_02.fit(model, data)` does.
+# - No pass but the first may read the data.
 
 # %% tags=["exercise"]
 causes = {0}

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Write your own train step
 #
-# You have a Keras model with a `train_step` of your own, such as a GAN, and two GPUs. Under
-# TensorFlow's `MirroredStrategy` it stops with "Model GAN does not have a `call()` method", or it
-# trains with gradients that are twice as large as they should be, and no error says so.
+# You have a Keras model with a `train_step` of your own, and two GPUs. Under TensorFlow's
+# `MirroredStrategy` it may train something else, and no error says so.
 #
-# **In this lesson** three lines train a GAN on both devices as on one, and you learn which losses
-# devices can share, and how to tell `fit` what a loss of yours is.
+# **In this lesson** `fit.strategy` trains a GAN on both devices as on one, and refuses a loss that
+# compares the examples of a batch. You learn which losses devices can share, and how to tell `fit`
+# what a loss of yours is.
 #
 # ![The first device has three examples with a mean of 2, the second has one with 10. They count by
 # three quarters and one quarter, which gives 4.](pictures/03_shares.svg)
@@ -24,7 +24,7 @@
 # gan.fit(images, noise)
 # ```
 #
-# **You need** [[01]].
+# **You need** [[01]], and the `train_step` of a Keras model.
 
 # %%
 from mgpu_helpers import devices
@@ -112,8 +112,9 @@ plt.show()
 # %% [markdown]
 # Both devices compute both networks, each for its half of the images. Bars of half the height are
 # work that ran at once on one device. At the first black line the gradients of the first tape are
-# added up, and at the second those of the second tape. The second tape needs the discriminator that
-# was updated in between. Its generator does not, so TensorFlow starts that before the first line.
+# added up, and at the second those of the second tape. The second tape needs the updated
+# discriminator, so this part waits for the first line. Its generator has not changed, so TensorFlow
+# starts it before that line.
 #
 # ## By hand
 #
@@ -144,15 +145,16 @@ for name, way in ways.items():
 # their shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of three
 # counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such shares.
 #
-# `fit` has to know which of these a loss is. It knows those of Keras. Any other it computes before
-# the first update, for two parts of a batch and for both together. If the loss is neither a mean
-# nor a sum, `fit` refuses it, and you say in the step what it is:
+# `fit` has to know which of these your loss is. It knows the losses of Keras. For any other, it
+# makes the test above before the first update: it computes the loss of two parts of a batch and of
+# both together. If that fits neither a mean nor a sum, `fit` refuses the loss, and you say in the
+# step what it is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
 # | a mean over the examples | `fit.loss(value, "mean")` | averaged by their shares |
 # | a sum over the examples | `fit.loss(value, "sum")` | added up |
-# | a mean of `count` things | `fit.loss(value, count)` | averaged by their counts |
+# | a mean over `count` unmasked examples | `fit.loss(value, count)` | averaged by their counts |
 #
 # On one device `fit.loss` returns `value` as it is. The losses of our GAN are means, and `fit`
 # found that out by itself.
@@ -229,7 +231,7 @@ print(f"first loss, MirroredStrategy: {after['contrast'][0]:.2f}")
 
 # %% [markdown]
 # It is smaller, because 32 images are easier to tell apart than 64. So two devices train something
-# else, and no error says so. What does `fit.strategy` do?
+# else. What does `fit.strategy` do?
 
 # %%
 try:
@@ -253,7 +255,7 @@ print(f"first loss: {after['contrast'][0]:.2f}")
 print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 
 # %% [markdown]
-# Now each replica compares its own images with all 64 and takes a mean of its own, so `fit` finds a
+# Now each replica compares its images with all 64 and takes a mean of its own, so `fit` finds a
 # mean. On one device `all_gather` changes nothing.
 #
 # | | |
@@ -292,7 +294,7 @@ checks.weighted(weighted)
 # %% [markdown]
 # **2.** Find out as `fit` does what a loss is. Write `kind(loss, x)`: `x` is an array of five or
 # more numbers, and the function `loss` makes one number of such an array. Compute it for two parts
-# of `x` and for both, and return `"mean"`, `"sum"` or `"neither"`.
+# of `x` and for all of it, and return `"mean"`, `"sum"` or `"neither"`.
 
 # %% tags=["exercise"]
 def kind(loss, x):
@@ -315,7 +317,7 @@ checks.kind(kind)
 # %% [markdown]
 # ## What we saw
 #
-# - Three lines trained a GAN on both devices. A smaller one in float64 had the weights of one
+# - `fit.strategy` trained a GAN on both devices. A smaller one in float64 had the weights of one
 #   device, to 1e-12.
 # - Means of 2.00 and 10.00 make 4.00 if each counts by its share of the examples.
 # - A contrastive loss of 3.61 was 2.94 under `MirroredStrategy`. `fit.strategy` refused it, and
@@ -323,7 +325,7 @@ checks.kind(kind)
 #
 # ## In practice
 #
-# Paste the three lines. If `fit` refuses your loss, say what it is with `fit.loss`, or gather what
+# Paste the lines. If `fit` refuses your loss, say what it is with `fit.loss`, or gather what
 # it compares. [A list](../docs/train_step.md) tells what a step may contain.
 #
 # Next: [[next]].

@@ -10,8 +10,9 @@ def build_on_all():
 """,
         """
 def build_on_all():
-    with tf.distribute.MirroredStrategy(plan.devices).scope():
-        return build()
+    with fit.strategy(plan.devices).scope():
+        model = build()
+    return model
 """,
     ],
     2: [
@@ -33,6 +34,8 @@ def idle(step):
 
 WRONG = {
     1: [
+        ("fit.strategy(plan)", "tf.distribute.MirroredStrategy(plan.devices)",
+         "not those of one device"),
         ("fit.strategy(plan).scope()", "tf.device(plan.host)", "not every device"),
         ("build_on_all = build()\n", "not a model"),
         ("return build()", "build()", "return the model"),

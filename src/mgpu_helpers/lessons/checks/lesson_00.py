@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mgpu_helpers import trace
+from mgpu_helpers import fit, trace
 from mgpu_helpers._models import is_model
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
@@ -30,6 +30,8 @@ def on_all(build: Any) -> str:
            "where weights are made")
     others = ", ".join(sorted(worked - {*plan.devices}))
     expect(not others, f"{others} computed convolutions, too: give the strategy plan.devices")
+    other = " ".join(fit.check(model, batch, proof=False))
+    expect(not other, f"its numbers are not those of one device, take fit.strategy: {other}")
     return f"a step computed its convolutions on {', '.join(sorted(worked))}"
 
 

@@ -126,9 +126,12 @@ def _losses() -> Iterator[tuple[Callable[[Any], float], np.ndarray]]:
     def root_mean_square(x: Any) -> float:
         return float(np.sqrt((x**2).mean()))
 
+    def largest_over_20_or_the_mean(x: Any) -> float:  # without the last number always a mean
+        return x.max() if x.max() > 20 else x.mean()
+
     rng = np.random.default_rng()
     every = [mean_square, sum_of_squares, square_of_the_sum, largest, twice_the_mean,
-             tenth_of_the_sum, root_mean_square]  # fmt: skip
+             tenth_of_the_sum, root_mean_square, largest_over_20_or_the_mean]  # fmt: skip
     for n in (8, 8, 8, 8, 8, 8, 5, 9):  # equal parts first, of which only rounding makes others
         for loss in every:
             x = rng.uniform(1, 9, n)
@@ -138,13 +141,15 @@ def _losses() -> Iterator[tuple[Callable[[Any], float], np.ndarray]]:
 
 def _kind(near: Callable[[Any, Any], Any] = np.isclose, way: str = "shares") -> Any:
     def kind(loss: Any, x: Any) -> str:
+        if way == "halves":
+            x = x[: len(x) // 2 * 2]
         k, n = len(x) // 2, len(x)
         a, b, both = loss(x[:k]), loss(x[k:]), loss(x)
         if near(a + b, both):
             return "sum"
         if way == "between":
             return "mean" if min(a, b) <= both <= max(a, b) else "neither"
-        share = k / n if way == "shares" else 0.5
+        share = 0.5 if way == "equal" else k / n
         return "mean" if near(share * a + (1 - share) * b, both) else "neither"
 
     return kind
@@ -160,6 +165,8 @@ kind = same_as(
         f"the {loss.__name__.replace('_', ' ')} of {len(x)} numbers is {right!r}, not {got!r}"
     ),
     wrong={
+        "compute the loss of all numbers, the last of an odd number of them, too":
+            _kind(way="halves"),
         "two parts of different size count by their shares, not equally": _kind(way="equal"),
         "a loss can be between those of its parts and no mean: compare with the shares":
             _kind(way="between"),
@@ -176,5 +183,5 @@ kind = same_as(
     },
     unknown="compute the loss of two parts and of both together, and compare with np.isclose, "
     "because rounding moves the last digit",
-    yes="right for seven losses, of 5, 8 and 9 numbers",
+    yes="right for eight losses, of 5, 8 and 9 numbers",
 )  # fmt: skip
