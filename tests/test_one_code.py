@@ -11,7 +11,6 @@ import pytest
 
 import lessons
 from mgpu_helpers import towers
-from mgpu_helpers.lessons import schedules
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def taught(tf, plan):
         ]
         built = [cells for cells in built if name in cells]
         assert built, f"no lesson builds {name}: give its test the function's new name."
-        names = {"plan": plan, "np": np, "tf": tf, "tf1": tf.compat.v1, "schedules": schedules,
+        names = {"plan": plan, "np": np, "tf": tf, "tf1": tf.compat.v1,
                  "towers": towers, "Kept": namedtuple("Kept", "x made")}  # fmt: skip
         for wanted in (*needed, name):
             for each in ast.parse(built[-1][wanted]).body:  # what else the cell defines, too

@@ -8,9 +8,10 @@
 # **In this lesson** you run programs of 2016 and 2017, of two kinds, on two devices, find out
 # whether each device does its share, and prove that they train what two lines of today train.
 #
-# ![Joined losses: two devices go forward, the host takes one mean of the losses, both devices go
-# backward, and the host updates the weights. Towers: each device goes forward and backward, and the
-# host takes the mean of the gradients and updates the weights.](pictures/23_two_kinds.svg)
+# ![Joined losses, colocated: two devices go forward, the host takes one mean of the losses, both
+# devices go backward, and the host updates the weights. Towers: each device goes forward and
+# backward, and the host takes the mean of the gradients and updates the
+# weights.](pictures/23_two_kinds.svg)
 #
 # With two devices, both kinds move every weight as these lines do, to a part in 10,000:
 #
@@ -50,7 +51,8 @@ layers = keras.layers
 # ```
 #
 # With them it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow,
-# and `tf1` is `tensorflow.compat.v1`, which such a program calls `tf`. Here are some calls of our
+# and `tf1` is `tensorflow.compat.v1`, which such a program calls `tf`. Our graphs are built inside
+# `tf1.Graph().as_default()`, so they need no `disable_v2_behavior`. Here are some calls of our
 # sources, where each of them still is, and what replaces it. `gone` means that neither module has
 # it, and `own` that it is from a library of the author. The [complete
 # list](../docs/sources.md#calls) has the calls of each source.
@@ -110,11 +112,10 @@ def row_losses(x, y):
 
 
 # %% [markdown]
-# *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) has a function `make_parallel`,
-# and a note on P40 GPUs ([2017](../docs/sources.md#p40)) a program that does the same. Each device
-# computes the losses of its shard, and the losses are joined. Then there is one mean and one
-# backward pass. With `reuse` the second device gets the variables of the same names that the first
-# has made:
+# `make_parallel` in *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) and a program
+# for P40 GPUs ([2017](../docs/sources.md#p40)) join the losses. Each device computes the losses of
+# its shard, and then there is one mean and one backward pass. With `reuse` the second device gets
+# the variables that the first has made under the same names:
 
 # %%
 scopes = ["shared"] * len(plan)
@@ -200,8 +201,8 @@ compare(session)
 # ## Does each device do its share?
 #
 # With `colocate_gradients_with_ops` each gradient is computed on the device of its operation. We
-# trace a step without this option and with it. For each place we count the convolutions of the
-# backward pass, three for each shard, and what it sends:
+# trace a step without this option and with it. For each place we count what it sends, and the
+# convolutions of the backward pass: three for each shard, as the images need no gradient:
 
 # %%
 for colocate in (False, True):
@@ -252,7 +253,8 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# In both steps the two devices go forward and backward through their shards at the same time.
+# A bar of half the height ran beside another of its device. In both steps the two devices go
+# forward and backward through their shards at the same time.
 #
 # ## Break it
 #
@@ -284,32 +286,25 @@ print("variables:", len(weights_of(session)))
 #
 # ## On your own
 #
-# **1.** The tensorlight notebook follows each weight with a **moving average**: after each update,
-# the average keeps the share `decay` of what it was, and the rest comes from the weight. In update
-# n = 1, 2, … the decay is the smaller of `decay` and (1 + n) / (10 + n), so that early averages
-# follow faster. Write `followed(values, decay)`: `values` holds a weight at the start and after
-# each update, and the last average is returned.
+# **1.** An old program may share only some of its weights. Its graph names the variables, by
+# `[v.name for v in graph.get_collection("trainable_variables")]`: the outer scope, the weight's own
+# name, which may have scopes as well, and `:0`. `tower_1/conv/k:0` is the weight `conv/k`. Write
+# `unshared(names)`, which returns a sorted list of the weights that are in several outer scopes.
 
 # %% tags=["exercise"]
-def followed(values, decay):
-    average = values[0]
-    for value in values[1:]:
-        average = decay * average + (1 - decay) * value
-    return average
+def unshared(names):
+    return sorted(name for name in names if name.startswith("tower"))
 
 
-checks.followed(followed)
+checks.unshared(unshared)
 
 # %% tags=["solution"]
-def followed(values, decay):
-    average = values[0]
-    for n, value in enumerate(values[1:], start=1):
-        kept = min(decay, (1 + n) / (10 + n))
-        average = kept * average + (1 - kept) * value
-    return average
+def unshared(names):
+    weights = [name.removesuffix(":0").partition("/")[2] for name in names]
+    return sorted({weight for weight in weights if weights.count(weight) > 1})
 
 
-checks.followed(followed)
+checks.unshared(unshared)
 
 # %% [markdown]
 # **2.** An old program has a dense layer with ReLU and `units` outputs. Its kernel has the penalty

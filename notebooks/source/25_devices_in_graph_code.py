@@ -5,7 +5,7 @@
 # `is being mapped to multiple devices`, or it runs and prints losses that change. But does it
 # train, and do both GPUs work at once?
 #
-# **In this lesson** you run a program of 2017 for two GPUs, find out that it never trains, let both
+# **In this lesson** you run a program of 2017 for two GPUs, find out whether it trains, let both
 # devices work at the same time, and learn which of its settings still act.
 #
 # ![Left: two sessions of one process list GPU 0 and GPU 1. Each calls its own GPU number 0, which
@@ -20,7 +20,7 @@
 #     model.fit(images, labels)
 # ```
 #
-# **You need** [[16]], [[18]] and [[23]].
+# **You need** [[04]], [[05]], [[16]], [[18]] and [[23]].
 
 # %%
 from mgpu_helpers import devices
@@ -59,7 +59,7 @@ from mgpu_helpers.lessons.state import apart
 def build_graph(hidden, device):
     draw = tf1.variance_scaling_initializer(2.0, seed=9)
     shapes = [3, 3, 1, 8], [3, 3, 8, 8], [3, 3, 8, 16], [256, hidden // 8], [hidden // 8, 10]
-    entropy = tf1.nn.sparse_softmax_cross_entropy_with_logits
+    entropy = tf1.nn.softmax_cross_entropy_with_logits_v2
     with tf1.Graph().as_default() as graph, tf1.device(device):
         made = [tf1.get_variable(f"w{n}", each, tf1.float64, draw) for n, each in enumerate(shapes)]
         x = tf1.placeholder(tf1.float64, [None, 28, 28, 1], name="input")
@@ -68,7 +68,8 @@ def build_graph(hidden, device):
             x = tf1.nn.relu(tf1.nn.conv2d(x, kernel, 1, "SAME"))
             x = tf1.nn.max_pool2d(x, 2, 2, "SAME")
         x = tf1.nn.relu(tf1.matmul(tf1.reshape(x, [-1, 256]), made[3]))
-        loss = tf1.reduce_mean(entropy(labels=labels, logits=tf1.matmul(x, made[4])))
+        classes = tf1.one_hot(labels, 10, dtype=tf1.float64)
+        loss = tf1.reduce_mean(entropy(labels=classes, logits=tf1.matmul(x, made[4])))
         tf1.identity(loss, name="cross_entropy")
         tf1.train.GradientDescentOptimizer(0.125).minimize(loss, name="train_step")
         tf1.global_variables_initializer()
@@ -76,7 +77,7 @@ def build_graph(hidden, device):
 
 
 # %% [markdown]
-# The last operation names itself `init`. It gives the weights their first values:
+# The last call makes an operation called `init`, which gives the weights their first values:
 
 # %%
 def start(hidden, device):
@@ -95,7 +96,7 @@ sessions = [*map(start, widths, homes)]
 begin = [*map(weights_of, sessions)]
 
 # %% [markdown]
-# ## A loop that never trains
+# ## What does the loop train?
 #
 # The article's loop fetches `cross_entropy:0` for each batch. Each graph has five weights, three of
 # convolutions and two of dense layers. Write down how many of them you expect to change in eight
@@ -159,8 +160,9 @@ plt.show()
 #
 # ## Proof
 #
-# Today's lines are a Keras model for each graph, as in [[24]]. Each begins with the weights of its
-# graph, and trains in a thread of its own:
+# Today's lines are a Keras model for each graph. `lesson_25.build` makes it as `build` did in
+# [[24]], with the widths of this lesson. Each begins with the weights of its graph, and trains in a
+# thread of its own:
 
 # %%
 keras.config.set_floatx("float64")
@@ -235,7 +237,7 @@ for soft in (False, True):
 # | in the sources | does it still work? | today |
 # |---|---|---|
 # | `/cpu:0`, `/gpu:1`, `tf.device` | yes | the same; names from `plan.devices` |
-# | `tf.ConfigProto` | in `tf1` | `tf.config`, before TensorFlow starts |
+# | `tf.ConfigProto` | in `tf1` | `tf.config`, before the first tensor |
 # | `log_device_placement` | yes | `tf.debugging.set_log_device_placement` |
 # | `allow_soft_placement` | yes, off by default | on by default ([[04]]) |
 # | `allow_growth` | in the first session | `tf.config.experimental.set_memory_growth` |
@@ -307,7 +309,7 @@ checks.outside(outside)
 #
 # ## In practice
 #
-# Pass `plan.session_config()` instead of the old `ConfigProto`. Then read its log, and check that
-# the weights change.
+# Pass `plan.session_config(log_placement=True)` instead of the old `ConfigProto`, read the
+# placements, and check that the weights change.
 #
-# Next: [[next]].
+# This is the last lesson.

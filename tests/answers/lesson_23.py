@@ -3,20 +3,19 @@
 RIGHT = {
     1: [
         """
-def followed(values, decay):
-    average, *later = values
-    for n in range(len(later)):
-        d = min(decay, (2 + n) / (11 + n))
-        average += (1 - d) * (later[n] - average)
-    return average
+def unshared(names):
+    scopes = {}
+    for name in names:
+        scope, weight = name[:-2].split("/", 1)
+        scopes.setdefault(weight, set()).add(scope)
+    return sorted(weight for weight, its in scopes.items() if len(its) > 1)
 """,
         """
-def followed(values, decay):
-    if len(values) == 1:
-        return tf.constant(values[0], tf.float64)
-    n = len(values) - 1
-    d = min(decay, (1 + n) / (10 + n))
-    return d * followed(values[:-1], decay) + (1 - d) * values[-1]
+def unshared(names):
+    from collections import Counter
+
+    found = Counter(name.split("/", 1)[1].split(":")[0] for name in names)
+    return tuple(sorted(name for name, count in found.items() if count != 1))
 """,
     ],
     2: [

@@ -31,22 +31,23 @@ def chain(places, kernels, x):
     ],
     2: [
         """
-def in_turn(loss_of, weights, xs, ys):
-    sums = None
-    for x, y in zip(xs, ys):
-        with tf.control_dependencies(sums or []):
-            found = tf1.gradients(loss_of(tf.identity(x), y), weights)
-            sums = found if sums is None else [a + b for a, b in zip(sums, found)]
-    return [each / len(xs) for each in sums]
+def clipped(sgd, loss, limit):
+    weights = tf1.trainable_variables()
+    found = tf1.gradients(loss, weights, colocate_gradients_with_ops=True)
+    for n, weight in enumerate(weights):
+        with tf1.colocate_with(found[n]):
+            found[n] = tf1.clip_by_norm(found[n], limit)
+    return sgd.apply_gradients(zip(found, weights))
 """,
         """
-def in_turn(loss_of, weights, xs, ys):
-    done, found = tf.no_op(), []
-    for x, y in zip(xs, ys):
-        with tf1.control_dependencies([done]):
-            found.append(tf.gradients(loss_of(x, y), weights))
-            done = tf.group(*found[-1])
-    return [tf.add_n(column) / len(xs) for column in zip(*found)]
+def clipped(sgd, loss, limit):
+    def clip(gradient, weight):
+        with tf.device(weight.device):
+            share = limit / tf.maximum(tf.norm(gradient), limit)
+            return share * gradient, weight
+
+    found = sgd.compute_gradients(loss, colocate_gradients_with_ops=True)
+    return sgd.apply_gradients([clip(*pair) for pair in found])
 """,
     ],
 }
@@ -63,12 +64,19 @@ WRONG = {
         ("tf1.nn.relu(tf1.matmul(x, weights[-1]))", "tf1.matmul(x, weights[-1])", "is not right"),
     ],
     2: [
-        ("before = found", "before = []", "does not wait for the gradients of piece 0"),
-        ("found = tf1.gradients(loss_of(x, y) / len(xs), weights)",
-         "end = loss_of(x, y) / len(xs)\n            found = tf1.gradients(end, weights)",
-         "before = found", "before = [end]", "only for its loss"),
-        (" / len(xs)", "", "the mean of the losses of its pieces"),
-        ("return sums", "return found", "the gradient of weight 0 is not right"),
-        ("return sums", "return sums[:1]", "a gradient for each weight"),
+        (", colocate_gradients_with_ops=True", "", "colocate the gradients"),
+        ("tf1.device(weight.device)", "tf1.device(plan.host)", "in a block of its weight's device"),
+        ("tf1.device(weight.device)", "tf1.device(plan.devices[0])", "a gradient crosses from"),
+        ("tf1.clip_by_norm(gradient, limit)", "gradient", "the gradients are not clipped"),
+        ("tf1.clip_by_norm(gradient, limit)", "limit * tf1.nn.l2_normalize(gradient)",
+         "only where it is longer"),
+        ("tf1.clip_by_norm(gradient, limit)", "tf1.clip_by_value(gradient, -limit, limit)",
+         "not clipped to a norm"),
+        ("return sgd.apply_gradients(found)",
+         "gradients, weights = zip(*sgd.compute_gradients(loss))\n"
+         "    gradients, _ = tf1.clip_by_global_norm(gradients, limit)\n"
+         "    return sgd.apply_gradients(zip(gradients, weights))", "by its own norm"),
+        ("return sgd.apply_gradients(found)", "return found", "the operation that"),
+        ("return sgd.apply_gradients(found)", "return loss", "the weights do not change"),
     ],
 }

@@ -22,9 +22,9 @@ CALLS = {
     "tf.gradients": "fit, or a tape",
     "tt.training.average_gradients": "fit.use(model, plan)",
     "tf.train.AdamOptimizer": "keras.optimizers.Adam(epsilon=1e-8)",
-    "tf.train.ExponentialMovingAverage": "use_ema=True in a Keras optimizer",
+    "tf.train.ExponentialMovingAverage": "use_ema=True, with a constant decay",
     "tf.initialize_all_variables": "nothing: Keras does it",
-    "tf.get_collection": "model.losses",
+    "tf.get_collection": "model.losses, or model.trainable_weights",
     "tf.layers.conv2d": "layers.Conv2D",
     "tf.nn.dropout": "layers.Dropout, of 1 - keep",
     "tf.contrib.layers.l2_regularizer": "keras.regularizers.L2, of half the scale",
@@ -60,7 +60,8 @@ def fastest(step: Callable[[], Trace]) -> Trace:
 
 def today() -> str:
     """List the calls: where each of them still is, and what takes its place."""
-    return "\n".join(f"{name:35}  {_where(name):4}  {new}" for name, new in CALLS.items())
+    rows = [("call", "in", "today"), *((name, _where(name), new) for name, new in CALLS.items())]
+    return "\n".join(f"{name:35}  {where:4}  {new}" for name, where, new in rows)
 
 
 def _where(name: str) -> str:

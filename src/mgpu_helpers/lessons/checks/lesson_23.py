@@ -11,53 +11,53 @@ from mgpu_helpers._formatting import counted
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons.checks.judge import NotYet, call, exercise, expect, listed, same_as
 
-Decay = Callable[[float, int], float]
+
+def _own(name: str) -> str:
+    """Give a variable's name without its outer scope and without ":0"."""
+    return name.partition(":")[0].partition("/")[2]
 
 
-def _slower(decay: float, n: int) -> float:
-    return min(decay, (1 + n) / (10 + n))
+def _several(names: Sequence[str], own: Callable[[str], str] = _own) -> list[str]:
+    """List the weights of which there are several, each once, in the order of the variables."""
+    weights = [own(name) for name in names]
+    return [name for name in dict.fromkeys(weights) if weights.count(name) > 1]
 
 
-def _follow(values: Sequence[float], decay: float, of: Decay = _slower, swapped: bool = False,
-            zero: bool = False) -> float:  # fmt: skip
-    """Give the moving average after the last value; swapped: the decay is the new value's share."""
-    average = 0.0 if zero else values[0]
-    for n, value in enumerate(values[1:], 1):
-        kept = 1 - of(decay, n) if swapped else of(decay, n)
-        average = kept * average + (1 - kept) * value
-    return average
+def _programs() -> Iterator[tuple[list[str]]]:
+    yield (["tower_0/k1:0", "tower_0/b1:0"],)
+    yield (["shared/k1:0", "shared/b1:0", "gpu_0/k2:0", "gpu_1/k2:0"],)
+    yield (["a/k2:0", "a/k1:0", "b/k2:0", "b/k1:0"],)
+    yield (["net/conv/k:0", "net/dense/k:0", "one/last/k:0", "two/last/k:0", "six/last/k:0"],)
+    yield ([f"tower_{i}/{name}:0" for i in range(12) for name in ("out/w", "conv/w", "conv/b")],)
 
 
-def _values() -> Iterator[tuple[list[float], float]]:
-    yield [1.0, 2.0], 0.1
-    yield [1.0, 2.0], 0.9
-    yield [0.0, 1.0, 1.0, 1.0], 0.5
-    draw = np.random.default_rng()
-    for decay in (0.9, 0.25, 0.9999):
-        yield [float(value) for value in draw.uniform(1, 9, 30)], decay
-
-
-#: Check exercise 1 of lesson 23: a moving average whose decay depends on the number of updates.
-followed = same_as(
-    _follow,
-    _values,
-    told=lambda right, got, values, decay: f"after {counted(len(values) - 1, 'update')} from "
-    f"{values[0]:.3g} to {values[-1]:.3g} with decay {decay} it is {right:.4g}, not {got:.4g}",
-    way="return one number",
+#: Check exercise 1 of lesson 23: which weights a graph has more than once.
+unshared = same_as(
+    lambda names: sorted(_several(names)),
+    _programs,
+    told=lambda right, got, names: (
+        f"of {counted(len(names), 'variable')}, the first of them "
+        f"{names[0]}, the answer is {right}, not {got!r}"
+    ),
     wrong={
-        "the decay of update n is no more than (1 + n) / (10 + n)":
-            lambda values, decay: _follow(values, decay, of=lambda decay, n: decay),
-        "the first update has n = 1":
-            lambda values, decay: _follow(values, decay, of=lambda d, n: _slower(d, n - 1)),
-        "take the smaller of the two decays":
-            lambda values, decay: _follow(values, decay, of=lambda d, n: max(d, _slower(1, n))),
-        "the decay is the share of the old average":
-            lambda values, decay: _follow(values, decay, swapped=True),
-        "start from values[0], and not from zero":
-            lambda values, decay: _follow(values, decay, zero=True),
+        "leave out what is in a single outer scope": lambda names: sorted(
+            {_own(each) for each in names}
+        ),
+        "leave out the outer scope": lambda names: sorted(
+            name.partition(":")[0] for name in names if _own(name) in _several(names)
+        ),
+        "leave out the :0": lambda names: sorted(f"{name}:0" for name in _several(names)),
+        "name each weight once": lambda names: sorted(
+            _own(name) for name in names if _own(name) in _several(names)
+        ),
+        "sort the names": _several,
+        "its own name is all behind the outer scope": lambda names: sorted(
+            _several(names, lambda name: name.partition(":")[0].rpartition("/")[2])
+        ),
     },
+    unknown="count the outer scopes of each weight",
     changed="it changes the list that it is given",
-    yes="6 trainings of up to 29 updates",
+    yes="right for five programs",
 )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from mgpu_helpers import trace
 from mgpu_helpers.devices import short
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import PRODUCTS, NotYet, call, exercise, expect, listed
+from mgpu_helpers.lessons.checks.judge import PRODUCTS, call, exercise, expect, listed
 
 TURNS = "transpose_a", "transpose_b", "adj_x", "adj_y"  # of a matrix product
 GRADIENTS = "return a list with a gradient for each weight"
@@ -29,9 +29,8 @@ def chain(function: Any) -> str:
 def _check_chain(function: Any, places: Sequence[str]) -> None:
     import tensorflow.compat.v1 as tf1
 
-    rng, n = np.random.default_rng(), len(places)
-    kernels = [rng.uniform(-0.5, 1, [40 + i, 41 + i]) for i in range(n)]
-    batch = rng.uniform(-0.5, 1, [30, 40])
+    n = len(places)
+    kernels, batch = _drawn(n)
     with tf1.Graph().as_default() as graph, tf1.device(planned().host):
         x = tf1.placeholder(tf1.float64, batch.shape)
         way = "return the loss and a list of gradients"
@@ -54,18 +53,36 @@ def _check_chain(function: Any, places: Sequence[str]) -> None:
         at = short(weight.device) if weight.device else "on no device of its own"
         expect(at == place, f"weight {i} is made for {at}, not for {place}: make it in a block of "
                "its device")  # fmt: skip
-    ran: Counter[tuple[bool, str]] = Counter()
-    for op in step.ops:
-        if op.type in PRODUCTS:
-            ran[_turned(graph, op.name), op.device] += 1
+    ran = _products(graph, step)
+    for place in dict.fromkeys(places):
+        wanted = sum(each == place for each in places)
+        expect(ran[False, place] == wanted, f"{place} has {wanted} of the layers and computes "
+               f"{ran[False, place]} of the products forward: multiply in a block of the device, "
+               "too")  # fmt: skip
+    _check_backward(graph, step, places)
+
+
+def _drawn(n: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Draw the weights of n layers, and a batch."""
+    rng = np.random.default_rng()
+    kernels = [rng.uniform(-0.5, 1, [40 + i, 41 + i]) for i in range(n)]
+    return kernels, rng.uniform(-0.5, 1, [30, 40])
+
+
+def _products(graph: Any, step: trace.Trace) -> Counter[tuple[bool, str]]:
+    """Count the matrix products of each device, of the backward pass and others."""
+    products = [op for op in step.ops if op.type in PRODUCTS]
+    return Counter((_turned(graph, op.name), op.device) for op in products)
+
+
+def _check_backward(graph: Any, step: trace.Trace, places: Sequence[str]) -> None:
+    ran = _products(graph, step)
     for place in dict.fromkeys(places):
         layers = [i for i, each in enumerate(places) if each == place]
-        many = f"{place} has {len(layers)} of the layers and computes"
-        expect(ran[False, place] == len(layers), f"{many} {ran[False, place]} of the products "
-               "forward: multiply in a block of the device, too")  # fmt: skip
         wanted = sum(2 if i else 1 for i in layers)
-        expect(ran[True, place] == wanted, f"{many} {ran[True, place]} of its {wanted} products "
-               "of the backward pass: colocate the gradients")  # fmt: skip
+        expect(ran[True, place] == wanted, f"{place} has {len(layers)} of the layers and computes "
+               f"{ran[True, place]} of its {wanted} products of the backward pass: colocate the "
+               "gradients")  # fmt: skip
 
 
 def _chain(kernels: Sequence[np.ndarray], x: np.ndarray) -> list[np.ndarray]:
@@ -94,75 +111,61 @@ def _turned(graph: Any, name: str) -> bool:
 
 
 @exercise
-def in_turn(function: Any) -> str:
-    """Check exercise 2 of lesson 24: pieces of which each waits for the gradients of the last."""
-    for pieces in (2, 4):
-        _check_in_turn(function, pieces)
-    return "the gradients of the batch, and each piece waits for those of the piece before"
+def clipped(function: Any) -> str:
+    """Check exercise 2 of lesson 24: gradients that are clipped on the devices of their weights."""
+    first, last = planned().devices[0], planned().devices[-1]
+    for places in ([first, last, last], [last, first, last]):
+        _check_clipped(function, places)
+    return "each device computes the gradients of its layers and clips them"
 
 
-def _check_in_turn(function: Any, pieces: int) -> None:
+def _check_clipped(function: Any, places: Sequence[str]) -> None:
     import tensorflow.compat.v1 as tf1
 
-    rng, begun, losses = np.random.default_rng(), [], []
-    start = [rng.normal(size=shape) for shape in ((5, 7), (7, 1))]
-    batches = [[rng.normal(size=[6, width]) for _ in range(pieces)] for width in (5, 1)]
+    kernels, batch = _drawn(len(places))
+    _, *slopes = _chain(kernels, batch)
+    norms = sorted(float(np.linalg.norm(each)) for each in slopes)
+    limit = (norms[0] + norms[1]) / 2  # so one stays as it is
     with tf1.Graph().as_default() as graph, tf1.device(planned().host):
-        weights = [tf1.get_variable(f"w{i}", initializer=each) for i, each in enumerate(start)]
-        xs, ys = ([tf1.placeholder(tf1.float64, each.shape) for each in row] for row in batches)
-
-        def loss_of(x: Any, y: Any) -> Any:
-            product = tf1.matmul(x, weights[0])
-            scores = tf1.matmul(tf1.nn.tanh(product), weights[1])
-            loss = tf1.reduce_mean(tf1.square(scores - y))
-            begun.append(product.op)
-            losses.append(loss.op)
-            return loss
-
-        made = call(function, loss_of, [*weights], [*xs], [*ys])
-        found = _gradients(graph, made, len(weights))
-        count = len(begun)
-        right = tf1.gradients(sum(map(loss_of, xs, ys)) / pieces, weights)
+        x, weights = tf1.placeholder(tf1.float64, batch.shape, name="x"), []
+        for i, (place, kernel) in enumerate(zip(places, kernels, strict=True)):
+            with tf1.device(place):
+                weights.append(tf1.get_variable(f"w{i}", initializer=kernel))
+                x = tf1.nn.relu(tf1.matmul(x, weights[-1]))
+        loss, sgd = tf1.reduce_mean(x), tf1.train.GradientDescentOptimizer(1.0)
+        train = call(function, sgd, loss, limit)
+        expect(_of(graph, [train]), "return the operation that apply_gradients makes")
         initialize = tf1.global_variables_initializer()
-    with tf1.Session(graph=graph, config=planned().session_config()) as session:
+    feed = {"x:0": batch}
+    config = planned().session_config(soft_placement=True)
+    with tf1.Session(graph=graph, config=config) as session:
         session.run(initialize)
-        feed = dict(zip([*xs, *ys], [*batches[0], *batches[1]], strict=True))
-        got, wanted = call(session.run, [found, right], feed)
-    for i, (ours, true) in enumerate(zip(got, wanted, strict=True)):
-        said = f"the gradient of weight {i} is not right"
-        if np.shape(ours) == true.shape and np.allclose(ours, pieces * true, rtol=1e-6):
-            said += ": the loss of the batch is the mean of the losses of its pieces"
-        near = np.shape(ours) == true.shape and np.allclose(ours, true, rtol=1e-6, atol=1e-9)
-        expect(near, said)
-    expect(count == pieces, f"it calls loss_of {count} times for {pieces} pieces")
-    _check_waits(graph, begun[:count], losses, [each.op for each in found])
+        call(session.run, train, feed)
+        moved = [a - b for a, b in zip(kernels, session.run(weights), strict=True)]
+        step = call(trace.session_step, session, train, feed)[1]
+    whole = float(np.sqrt(sum(norm**2 for norm in norms)))
+    _check_moved(moved, {
+        "": [g * min(1, limit / float(np.linalg.norm(g))) for g in slopes],
+        "the gradients are not clipped to a norm": slopes,
+        "the weights do not change": [0 * g for g in slopes],
+        "clip each gradient by its own norm": [g * min(1, limit / whole) for g in slopes],
+        "make each gradient as long as limit only where it is longer":
+            [g * limit / float(np.linalg.norm(g)) for g in slopes],
+    })  # fmt: skip
+    _check_backward(graph, step, places)
+    large = min(kernel.nbytes for kernel in kernels)  # outputs are smaller
+    for copy in step.copies:
+        expect((copy.bytes or 0) < large, f"a gradient crosses from {copy.source} to "
+               f"{copy.target}: clip it in a block of its weight's device")  # fmt: skip
 
 
-def _check_waits(graph: Any, begun: Sequence[Any], losses: Sequence[Any], ends: Any) -> None:
-    """Check that each piece begins after all products of the backward pass of the last one."""
-    run = {*ends}.union(*(_before(end, waits=False) for end in ends))  # there are more in the graph
-    data = {op: _before(op, waits=False) for op in run if op.type in PRODUCTS}
-    for k, (first, then) in enumerate(zip(begun, begun[1:], strict=False)):
-        others = {*begun} - {first}
-        back = [op for op, above in data.items()
-                if first in above and not others & above and _turned(graph, op.name)]  # fmt: skip
-        expect(back, f"piece {k} has no gradients of its own: call tf1.gradients for each piece")
-        waited = _before(then, waits=True)
-        if {*back} <= waited:
-            continue
-        said = f"piece {k + 1} does not wait for the gradients of piece {k}"
-        raise NotYet(f"{said}, only for its loss" if losses[k] in waited else said)
-
-
-def _before(op: Any, *, waits: bool) -> set[Any]:
-    """List all operations that an operation needs, with `waits` also by control dependencies."""
-    found, left = set(), [op]
-    while left:
-        one = left.pop()
-        needed = [tensor.op for tensor in one.inputs] + (one.control_inputs if waits else [])
-        left += [each for each in needed if each not in found]
-        found.update(needed)
-    return found
+def _check_moved(moved: Sequence[Any], known: dict[str, Any]) -> None:
+    """Expect the first of the known changes, or say which other one it is."""
+    found = [hint for hint, each in known.items()
+             if all(np.allclose(a, b, rtol=1e-6, atol=1e-12)
+                    for a, b in zip(moved, each, strict=True))]  # fmt: skip
+    hint = found[0] if found else "the weights do not move by clipped gradients"
+    expect(not hint, hint)
 
 
 def _gradients(graph: Any, value: Any, count: int) -> list[Any]:
@@ -173,5 +176,5 @@ def _gradients(graph: Any, value: Any, count: int) -> list[Any]:
 
 
 def _of(graph: Any, values: Sequence[Any]) -> bool:
-    """Say whether all values are tensors of a graph."""
+    """Say whether all values are of a graph."""
     return all(getattr(value, "graph", None) is graph for value in values)
