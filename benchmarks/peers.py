@@ -56,6 +56,7 @@ def start(way: str, model: str, python: str) -> subprocess.Popen:
     env = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
     if way == "JAX, DataParallel":
         env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"
+        env["NPROC"] = "4"  # threads: with two, both may wait in one all-reduce until it gives up
     file = str(Path(__file__).with_name("_peer.py"))
     python = python if backend == "jax" else sys.executable
     return _workers.start(file, way, model, python=python, **env)
