@@ -89,14 +89,30 @@ def sequential(*inside: Any, **compiled: Any) -> Callable[[], Any]:
 
 
 def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, made):
-    """Reading and writing variables beside; a replica: up to the gradients, and the update."""
+    """Reading and writing variables beside; a replica: up to the gradients, and the update.
+
+    The first one adds up the gradients by itself, since the other waits for that, not for more.
+    """
     make = sequential()
     same(make, plan.devices[:1], "shares")
     assert len(of_training(made).sizes) == 1
     made.clear()
     same(make, plan, "strategy", data=(X, Y))
-    assert [where for where, _ in of_training(made).sizes] == [*plan.devices] * 2
-    assert started(of_training(made)) <= 13 * len(plan)  # most for the sizes of shares
+    where = [where for where, _ in of_training(made).sizes]
+    assert where == [*plan.devices, plan.devices[0], *plan.devices]
+    assert started(of_training(made)) <= 15 * len(plan)  # most for the sizes of shares
+
+
+def test_a_device_waits_for_the_loss_of_all_and_not_for_the_first_ones_way_back(keras, tf, plan, made):
+    """An island gives all at its end; so what computes the loss gives it before it goes on."""
+    first, other = plan.devices
+    with tf.device(first):
+        model = fit_models.dense(*(keras.layers.Dense(5) for _ in range(9)), jit_compile=True)
+        model.optimizer.build(model.trainable_variables)
+    fit.use(model, plan).fit(X[:20], Y[:20], batch_size=20, verbose=0)
+    ran = [(where, n) for where, n in of_training(made).sizes if n > 5]
+    assert [where for where, _ in ran] == [first, other, first, first, other, first]
+    assert 3 * ran[2][1] <= ran[3][1]
 
 
 def test_replicas_that_compute_the_same_share_a_function(keras, plan, made):

@@ -95,8 +95,8 @@ print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} sta
 
 # %% [markdown]
 # The first function of a device returns the gradients of its share of the batch. The second one
-# updates the weights by the average, with Adam. An exchange only copies, which is not counted.
-# The adding is part of the first device's functions, so these have more operations.
+# updates the weights by the average, with Adam. The first device adds up the gradients in a
+# function of its own, for which the other waits. Two operations on single numbers stay.
 #
 # ## By hand
 #
@@ -353,15 +353,15 @@ checks.sizes(sizes)
 # %% [markdown]
 # ## What we saw
 #
-# - With `fit`, 893 operations became 4 compiled functions. By hand, 108 on a device became 2.
+# - With `fit`, 891 operations became 5 compiled functions. By hand, 108 on a device became 2.
 # - After three steps the weights differed by less than 1e-12 from those of one device.
 # - On one core, Adam's update was faster with XLA, and a matrix product was not.
 # - XLA refused a function that asks NumPy. `fit` ran these 2 operations by themselves.
 #
 # ## Compared with other ways
 #
-# Compiled, the small Transformer of [[01]] starts seven operations, of which four are functions. A
-# trace does not see into these, so nothing stands under *adds*. On two cores this was slower:
+# Compiled, the small Transformer of [[01]] starts eight operations, of which six are functions. A
+# trace does not see into these, so nothing stands under *adds*. On two cores nothing is gained:
 #
 # [[ways: 00 01]]
 #

@@ -15,7 +15,7 @@ import math
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
@@ -25,6 +25,7 @@ from mgpu_helpers.fit._recompute import AGAIN
 from mgpu_helpers.graph.walk import BRANCHES, LOOPS, called
 
 LEAST = 3  # operations that compute, for an island
+SMALL = 0.25  # of an island's operations
 FREE = {"Identity", "Reshape", "Squeeze", "ExpandDims", "Shape", "StopGradient", CONSTANT}
 TASK = re.compile(r"(?:^|/)([FB]\d+)(?:/|$)")  # in a name: of a stage, which is not to be joined
 LENGTH = 1000  # of an axis that a graph does not know, where sizes are compared
@@ -206,11 +207,11 @@ class Islands:
             units += taken(ready.pop(None, []), None)
             now, ready = ready, defaultdict(list)
             for key, own in now.items():
-                each = taken(own, key)
-                if sum(node.kind not in FREE for node in each) < LEAST:
-                    units += each
-                else:
-                    units.append(each)
+                for each in _in_two(taken(own, key), users, keys):
+                    if sum(node.kind not in FREE for node in each) < LEAST:
+                        units += each
+                    else:
+                        units.append(each)
         return units
 
     def _device(self, node: Node) -> str | None:
@@ -296,6 +297,23 @@ class Islands:
         for node in part.nodes:
             node.made = [given.get((node, i)) for i in range(len(node.types))]
             node.done_by = made[0].op
+
+
+def _in_two(
+    nodes: list[Node], users: Mapping[Node, Sequence[Node]], keys: Mapping[Node, Any]
+) -> list[list[Node]]:
+    """Let an island first do what other devices wait for, if that is little of it.
+
+    An island gives all at its end: a device that computes the loss of all, and then goes back
+    through its own share, would let the others wait for that, too.
+    """
+    early = set[Node]()
+    for node in reversed(nodes):
+        if any(user in early or keys[user] not in (None, keys[node]) for user in users[node]):
+            early.add(node)
+    if not early or len(early) > SMALL * len(nodes):
+        return [nodes]
+    return [[node for node in nodes if (node in early) is first] for first in (True, False)]
 
 
 class _Part:
