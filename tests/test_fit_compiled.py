@@ -103,7 +103,7 @@ def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, 
     assert started(of_training(made)) <= 15 * len(plan)  # most for the sizes of shares
 
 
-def test_a_device_waits_for_the_loss_of_all_and_not_for_the_first_ones_way_back(keras, tf, plan, made):
+def test_others_wait_for_the_loss_of_all_and_not_for_a_way_back(keras, tf, plan, made):
     """An island gives all at its end; so what computes the loss gives it before it goes on."""
     first, other = plan.devices
     with tf.device(first):
