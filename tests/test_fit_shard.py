@@ -77,7 +77,7 @@ def test_the_fullest_device_holds_less(keras, tf, plan):
             for device in devices
         )  # fmt: skip
     # How much of a gradient's way is held at once hangs on threads, so bounds lie between formulas.
-    assert held["offloaded"] < 1.5 * size < held["two"] < 3 * size < held["one"]
+    assert held["offloaded"] < 1.5 * size < held["two"] < 3.4 * size < held["one"]
 
 
 @pytest.mark.parametrize("owners, crossing", [("host", 4), later("devices", 2)])
