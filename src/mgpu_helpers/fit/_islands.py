@@ -207,7 +207,9 @@ class Islands:
             units += taken(ready.pop(None, []), None)
             now, ready = ready, defaultdict(list)
             for key, own in now.items():
-                for each in _in_two(taken(own, key), users, keys):
+                nodes = taken(own, key)
+                others = {left[k] for other, them in ready.items() if other for k in them}
+                for each in _in_two(nodes, users, others):
                     if sum(node.kind not in FREE for node in each) < LEAST:
                         units += each
                     else:
@@ -300,16 +302,16 @@ class Islands:
 
 
 def _in_two(
-    nodes: list[Node], users: Mapping[Node, Sequence[Node]], keys: Mapping[Node, Any]
+    nodes: list[Node], users: Mapping[Node, Sequence[Node]], ready: set[Node]
 ) -> list[list[Node]]:
-    """Let an island first do what other devices wait for, if that is little of it.
+    """Let an island first do what others are ready to begin with, if that is little of it.
 
     An island gives all at its end: a device that computes the loss of all, and then goes back
     through its own share, would let the others wait for that, too.
     """
     early = set[Node]()
     for node in reversed(nodes):
-        if any(user in early or keys[user] not in (None, keys[node]) for user in users[node]):
+        if any(user in early or user in ready for user in users[node]):
             early.add(node)
     if not early or len(early) > SMALL * len(nodes):
         return [nodes]
