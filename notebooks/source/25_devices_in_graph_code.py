@@ -151,7 +151,7 @@ def timed(session):
 
 
 passes = {"loop": [*map(timed, sessions)], "threads": at_once(timed, sessions)}
-lesson_25.show(passes, homes)
+lesson_25.show(passes, homes).set_title("When each graph trained", loc="left")
 plt.show()
 
 # %% [markdown]

@@ -49,4 +49,4 @@ def show(passes: Mapping[str, Sequence[Spans]], homes: Sequence[str]) -> Any:
             zero = graphs[0][0][0]
             rows[f"{way}: graph {number}"] = [(begun - zero, end - zero) for begun, end in spans]
             places[f"{way}: graph {number}"] = home
-    return charts.spans(rows, places).set_title("When each graph trained", loc="left")
+    return charts.spans(rows, places)
