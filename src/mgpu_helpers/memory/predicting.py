@@ -104,8 +104,10 @@ def predict(model: Any, batch: Any, optimizer: Any = None, *, length: Any = None
     fixed = weights + slots + states
     peaks = [trace.peak(DEVICE) for trace in traces]
     low = (1 - MARGIN) * min(peaks)
-    # Replicas exchange gradients beside those that are used already.
-    high = highest(peaks, MARGIN if replicas_of(model) > 1 else BESIDE)
+    # Replicas exchange gradients beside those that are used already; pieces add them up.
+    laid = laid_out(model)
+    several = replicas_of(model) > 1 or laid is not None and laid.layout.pieces > 1
+    high = highest(peaks, MARGIN if several else BESIDE)
     return Predicted(
         weights, slots, held.gradients, held.activations + states, batch=data.batch,
         low=fixed + round(low), high=fixed + round(high), trace=traces[0],
