@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import subprocess
 import sys
@@ -47,25 +46,28 @@ def _per_replica(tf: Any) -> Any:
     return tf.constant(strategy.run(lambda: tf.constant(1.0)))
 
 
-def _fitted(tf: Any, optimizer: dict[str, Any], *, inside: bool) -> Any:
-    import keras
-    import numpy as np
-
+def _replicas(tf: Any) -> Any:
     two = [planned().host, planned().devices[-1]]
-    strategy = tf.distribute.MirroredStrategy(two, tf.distribute.ReductionToOneDevice())
-    with strategy.scope():
-        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
-    with strategy.scope() if inside else contextlib.nullcontext():
-        model.compile(keras.optimizers.Adam(**optimizer), "mse")
-    return model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
+    return tf.distribute.MirroredStrategy(two, tf.distribute.ReductionToOneDevice())
 
 
 def _another_scope(tf: Any) -> Any:
-    return _fitted(tf, {}, inside=False)
+    import keras
+    import numpy as np
+
+    with _replicas(tf).scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    return model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
 
 
 def _in_a_condition(tf: Any) -> Any:
-    return _fitted(tf, {"gradient_accumulation_steps": 2}, inside=True)
+    def sum_of_all() -> Any:
+        return tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
+
+    strategy, true = _replicas(tf), tf.constant(True)
+    step = lambda: tf.cond(true, sum_of_all, lambda: tf.constant(0.0))  # noqa: E731
+    return tf.function(lambda: strategy.run(step))()
 
 
 def _cycle(tf: Any) -> Any:
