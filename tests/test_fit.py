@@ -438,6 +438,15 @@ def test_a_strategy_of_one_replica_is_left_alone(keras, tf, plan):
     assert fitted(model)[0].item() == pytest.approx(by_hand(), rel=1e-5)
 
 
+def test_what_another_strategy_says_is_its_own(keras, tf, plan):
+    """Of a step that only sometimes updates: our sentence is for our strategy."""
+    fit.strategy(plan)  # which mends what a user calls
+    with tf.distribute.MirroredStrategy(plan.devices, tf.distribute.ReductionToOneDevice()).scope():
+        model = line(keras, gradient_accumulation_steps=2)
+    with pytest.raises(RuntimeError, match="merge_call"):
+        fitted(model)
+
+
 @pytest.mark.parametrize("chosen", [
     {"gradient_accumulation_steps": 2}, {"use_ema": True, "ema_overwrite_frequency": 3},
 ])  # fmt: skip

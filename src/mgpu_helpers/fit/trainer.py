@@ -95,9 +95,11 @@ def fit(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = self.distribute_strategy
         given = signature.bind(self, *args, **named).arguments
         del given["self"]
-        check_model(self, strategy)
         if not getattr(strategy, "of_fit", False):
+            if not is_across(self):
+                _check_scope(self, strategy)  # it may have an optimizer of ours
             return original(self, **given)
+        check_model(self, strategy)
         given = {name: batches_of(value) for name, value in given.items()}
         for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
             _check_end(given.get(name), name, steps, given.get(steps))
