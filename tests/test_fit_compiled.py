@@ -103,6 +103,31 @@ def test_one_row_is_one_function_and_replicas_are_two_each(keras, plan, double, 
     assert started(of_training(made)) <= 15 * len(plan)  # most for the sizes of shares
 
 
+def test_compiled_devices_compute_in_threads_of_their_own(tf, plan, tmp_path):
+    """In threads of the processor they would take turns."""
+    from tensorflow.tsl.profiler.protobuf.xplane_pb2 import XSpace
+
+    @tf.function(jit_compile=True)
+    def branches(x):
+        return tf.stack([tf.tanh(x @ (x + i)) @ x for i in range(24)])
+
+    def on_each() -> None:
+        for device in plan.devices:
+            with tf.device(device):
+                branches(tf.ones([64, 64]))
+
+    on_each()  # which compiles
+    with tf.profiler.experimental.Profile(str(tmp_path)):
+        on_each()
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    threads = {
+        line.id for plane in XSpace.FromString(file.read_bytes()).planes for line in plane.lines
+        if "Eigen" in line.name
+        for event in line.events if "matmul" in plane.event_metadata[event.metadata_id].name.lower()
+    }  # fmt: skip
+    assert len(threads) == len(plan)
+
+
 def test_others_wait_for_the_loss_of_all_and_not_for_a_way_back(keras, tf, plan, made):
     """An island gives all at its end; so what computes the loss gives it before it goes on."""
     first, other = plan.devices

@@ -187,6 +187,8 @@ def _use_cores(tf: Any, n: int) -> list[_Device]:
     # once than there are devices.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(n)
+    # And XLA computes in threads of its device: of a common one, compiled devices would take turns.
+    os.environ.setdefault("TF_OVERRIDE_GLOBAL_THREADPOOL", "1")
     return [(f"/CPU:{i + 1}", "one thread for each operation", {}) for i in range(n)]
 
 
