@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers.fit._islands import Compiled
+
 LAYERS, UNITS = 6, 32  # a gradient of a layer has 4 KiB and a bias
 
 
@@ -28,12 +30,17 @@ def made(strategy: Any, size: int) -> Any:
     return model
 
 
-def waits(strategy: Any, size: int) -> list[int]:
-    """Give how many products of the backward pass each all-reduce of gradients waits for."""
+def waits(strategy: Any, size: int, compiled: bool = False) -> list[int]:
+    """Give how many products of the backward pass each all-reduce of gradients waits for.
+
+    compiled: how many compiled functions it waits for.
+    """
     import tensorflow as tf
 
     model, x = made(strategy, size), tf.ones([4, UNITS])
     step = tf.function(lambda: strategy.run(model.train_step, [(x, x)]))
+    if compiled:
+        step = Compiled(step, strategy.extended.worker_devices).run
     graph, found = step.get_concrete_function().graph, []
     for op in graph.get_operations():
         if op.type == "CollectiveReduceV2" and op.inputs[0].shape.num_elements() != 1:
@@ -44,6 +51,9 @@ def waits(strategy: Any, size: int) -> list[int]:
                 if each.name not in seen:
                     seen.add(each.name)
                     left += [*each.control_inputs, *(t.op for t in each.inputs)]
+            if compiled:
+                found.append(sum("Call" in name for name in seen))
+                continue
             names = [name.rpartition("/")[2] for name in seen if "gradient_tape" in name]
             found.append(sum(name.startswith("MatMul") for name in names))
     return found

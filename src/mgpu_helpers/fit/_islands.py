@@ -26,12 +26,14 @@ from mgpu_helpers.graph.walk import BRANCHES, LOOPS, called
 
 LEAST = 3  # operations that compute, for an island
 SMALL = 0.25  # of an island's operations
+LEAST_SENT = 0.1  # of what an island sends, for a part of its own
 FREE = {"Identity", "Reshape", "Squeeze", "ExpandDims", "Shape", "StopGradient", CONSTANT}
 TASK = re.compile(r"(?:^|/)([FB]\d+)(?:/|$)")  # in a name: of a stage, which is not to be joined
 LENGTH = 1000  # of an axis that a graph does not know, where sizes are compared
+EXCHANGE = re.compile("Collective|Nccl")
 # What is no computing of a layer, and so nobody misses in an island.
 OUTSIDE = re.compile(
-    "Collective|Nccl|Iterator|Optional|Assert|Print|NoOp|Placeholder|VariableOp|Resource"
+    f"{EXCHANGE.pattern}|Iterator|Optional|Assert|Print|NoOp|Placeholder|VariableOp|Resource"
 )
 
 
@@ -209,7 +211,8 @@ class Islands:
             for key, own in now.items():
                 nodes = taken(own, key)
                 others = {left[k] for other, them in ready.items() if other for k in them}
-                for each in _in_two(nodes, users, others):
+                parts = _by_exchange(nodes, users)
+                for each in [each for part in parts for each in _in_two(part, users, others)]:
                     if sum(node.kind not in FREE for node in each) < LEAST:
                         units += each
                     else:
@@ -299,6 +302,26 @@ class Islands:
         for node in part.nodes:
             node.made = [given.get((node, i)) for i in range(len(node.types))]
             node.done_by = made[0].op
+
+
+def _by_exchange(nodes: list[Node], users: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
+    """Let an island end where gradients leave for an exchange, which runs beside the next one."""
+    sends = [
+        (node, size) for node in nodes
+        if any(EXCHANGE.search(user.kind) for user in users[node]) and (size := node.elements)
+    ]  # fmt: skip
+    whole = sum(size for _, size in sends)
+    parts, left = [], {*nodes}
+    for send in [node for node, size in sends if size > LEAST_SENT * whole][:-1]:
+        needed, new = set[Node](), [send]
+        while new:
+            node = new.pop()
+            if node in left:
+                left.remove(node)
+                needed.add(node)
+                new += node.needs
+        parts.append([node for node in nodes if node in needed])
+    return [*parts, [node for node in nodes if node in left]]
 
 
 def _in_two(

@@ -50,6 +50,12 @@ class Node:
         return [] if self.kind == ASSIGN else [self.attributes[name].type]
 
     @property
+    def elements(self) -> int:
+        """Give how many numbers its first output has; 0 where that is not known."""
+        shapes = [x.shape for x in self.op.outputs] if self.op is not None else []
+        return (shapes[0].num_elements() or 0) if shapes else 0
+
+    @property
     def constant(self) -> bool:
         """Say whether it is a constant, of which each user may have its own."""
         return self.kind == CONSTANT
