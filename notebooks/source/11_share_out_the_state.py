@@ -50,8 +50,8 @@ from mgpu_helpers.lessons.state import apart, at_rest, share_of_weights, show, s
 # ## Try it
 #
 # Our network has thirteen dense layers, and each has one weight: a matrix of parameters. Adam's two
-# numbers for a parameter are its **slots**. The network trains first on one device and then with
-# owners. `show` prints the losses, and what each device keeps between steps:
+# numbers for a parameter are its **slots**. We train first on one device, then with owners. `show`
+# prints the losses, and what each device keeps between steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -88,9 +88,8 @@ for name, each in {"without owners": without, "with owners": model}.items():
 
 # %% [markdown]
 # The losses agree, and each device keeps about half. `show_step` traces a step, in which gradients
-# and activations come on top, so owners save less than half there. On a GPU the fetched weights
-# come on top as well, here about half of all 13 MB. As much crosses as without owners: each weight
-# and each gradient once.
+# and activations come on top, so owners save less than half there. On a GPU the copies of fetched
+# weights come on top, too. As much crosses as without owners: each weight and each gradient once.
 #
 # | | |
 # |---|---|
@@ -184,8 +183,8 @@ def tower_all(state, device, x, y):
         return tape.gradient(value, weights)
 
 # %% [markdown]
-# At the end of the step, all gradients of a weight go to its owner, which takes their mean and
-# updates the weight. Each device receives only its own part of the gradients: a **reduce-scatter**.
+# At the end, all gradients of a weight go to its owner, which takes their mean and updates the
+# weight. Each device receives only its own part of the gradients: a **reduce-scatter**.
 
 # %%
 def update(entry, gradients):
@@ -203,16 +202,15 @@ def train_step(state, places, x, y, tower=tower_all, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# So far each device fetches all weights at once, so for a moment it holds all of them. ZeRO's stage
-# 3 and FSDP instead fetch a layer's weight just before the layer is computed, drop it, and fetch it
-# again for the backward pass. Of four layers, the owner of A and C then holds:
+# ZeRO's stage 3 and FSDP do not fetch all weights at once. They fetch a layer's weight just before
+# the layer is computed, drop it, and fetch it again for the backward pass. Of four layers, the
+# owner of A and C then holds:
 #
 # ![All at once, a device soon has both copies; layer by layer, it has one at a
 # time.](pictures/11_one_copy.svg)
 #
 # `fit.use` does not offer this, so we write it by hand. TensorFlow starts an operation as soon as
-# its inputs are there. So `fetch_after` waits for a tensor `after`, for example the layer's input
-# `h`.
+# its inputs are there. So `fetch_after` waits for a tensor `after`, such as the layer's input `h`.
 #
 # A `GradientTape` would keep all copies for the backward pass, so we write `backward` ourselves. It
 # goes from the last layer to the first. Its `slope` is the gradient of the loss with respect to the
@@ -300,8 +298,7 @@ drawings.weights_along(runs, plan.devices[0])
 # %% [markdown]
 # All at once, own weights and copies add up to all weights when the backward pass begins. Layer by
 # layer, a device holds its own weights and one copy. For that each weight crosses twice, except the
-# first: nothing uses the gradient of the images, so TensorFlow leaves out that product and its
-# copy.
+# first: nothing uses the gradient of the images, so TensorFlow leaves out its copy.
 #
 # ## Break it
 #
@@ -328,6 +325,9 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 # > With a billion parameters P is 4 GB, so two GPUs exchange 2P = 8 GB in each step. Over a link of
 # > 10 GB/s that takes up to 0.8 s, so take a batch whose step computes for longer. With
 # > `state="host"`, the host and one GPU also exchange 2P.
+# >
+# > If weights and slots together do not fit on one GPU, call `compile` after `fit.use`, so that
+# > each owner makes its slots.
 #
 # ## On your own
 #

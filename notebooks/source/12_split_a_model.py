@@ -133,7 +133,7 @@ show_crossing(step)
 #
 # A good cut gives all stages about the same time or the same memory, or lets few bytes cross.
 # `pipeline.cuts` lists all three for every cut: the milliseconds of both stages, their memory, and
-# what crosses there and back. In `held` we add 12 bytes for each weight, 4 of its own and 8 of
+# what crosses there and back. In `held` we add 12 bytes for each parameter, 4 of its own and 8 of
 # slots:
 
 # %% tags=["nbval-ignore-output"]

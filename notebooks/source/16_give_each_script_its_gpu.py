@@ -5,7 +5,7 @@
 # first GPU. One of them finds no memory there and dies, and three GPUs stay idle.
 #
 # **In this lesson** several scripts train side by side, each on a GPU of its own. A script then
-# writes the same bytes as when it trains alone, and if another one fails, it goes on.
+# writes the same bytes as when it trains alone, and it goes on if another one fails.
 #
 # ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/16_landing.svg)
@@ -170,10 +170,10 @@ charts.jobs(queue)
 plt.show()
 
 # %% [markdown]
-# The jobs with hatched bars did not end well, and the others still ran. The last text of `fails`
-# names its cause. A negative exit status is the number of a signal. The runner sent 15, SIGTERM,
-# when the time limit was over. Signal 9 is SIGKILL, which Linux also sends when the host runs out
-# of memory. `mgpu run` itself ends with exit status 1 if any job has failed.
+# The jobs with hatched bars did not end well. The last text of `fails` names its cause. A negative
+# exit status is the number of a signal. The runner sent 15, SIGTERM, when the time limit was over.
+# Signal 9 is SIGKILL, which Linux also sends when the host runs out of memory. `mgpu run` itself
+# ends with exit status 1 if any job has failed.
 #
 # | | `mgpu run`, `jobs.run` |
 # |---|---|
