@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Share out the state
 #
-# Your model fits on a GPU, but its training does not: a parameter has 4 bytes, Adam keeps 8 more,
-# and its gradient takes 4 in each step. In data parallelism every GPU holds all 16.
+# Your model fits on a GPU, but its training does not. A parameter needs 4 bytes for its weight, 4
+# for its gradient and 8 for Adam's two numbers, and in data parallelism every GPU holds all 16.
 #
-# **In this lesson** one line gives each weight an owner among the devices. Between two steps, only
-# the owner keeps the weight and Adam's numbers for it: each of two devices about 6 bytes a
-# parameter instead of 12. The training stays equal.
+# **In this lesson** one line gives each weight an owner among the devices. Between two steps only
+# the owner keeps the weight and Adam's numbers for it, so each of two devices keeps about 6 bytes a
+# parameter instead of 4 + 8 = 12. The model trains as on one device.
 #
 # ![Each device owns some of the weights and fetches the others in a
 # step.](pictures/11_owners.svg)
@@ -22,7 +22,8 @@
 # model = fit.use(model, plan, state="owners")  # with one GPU: state="host"
 # ```
 #
-# `fit.use` takes any built model. With `state="host"`, the host keeps all weights and slots.
+# `fit.use` takes any built model. With `state="host"`, the host keeps the weights and Adam's
+# numbers.
 #
 # **You need** [[09]] and [[07]].
 
@@ -48,9 +49,9 @@ from mgpu_helpers.lessons.state import apart, at_rest, share_of_weights, show, s
 # %% [markdown]
 # ## Try it
 #
-# Our network has thirteen dense layers with one weight each, a matrix of parameters. For each
-# parameter Adam keeps two numbers, its **slots**. The network trains first on one device, then with
-# owners. `show` prints the losses, and what each device keeps between steps:
+# Our network has thirteen dense layers, and each has one weight: a matrix of parameters. Adam's two
+# numbers for a parameter are its **slots**. We train first on one device, then with owners. `show`
+# prints the losses, and what each device keeps between steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -86,10 +87,9 @@ for name, each in {"without owners": without, "with owners": model}.items():
     show_step(each, trace.fit_step(each, (x, y)))
 
 # %% [markdown]
-# The losses agree, and each device keeps about half. `show_step` looks into a step: gradients and
-# activations come on top, so owners save less than half of the most that a device holds. On GPUs it
-# also holds the copies that it fetches, here 6 MB at most. As much crosses as without owners: each
-# weight once, and its gradient once.
+# The losses agree, and each device keeps about half. `show_step` traces a step, in which gradients
+# and activations come on top, so owners save less than half there. On a GPU the copies of fetched
+# weights come on top, too. As much crosses as without owners: each weight and each gradient once.
 #
 # | | |
 # |---|---|
@@ -99,28 +99,28 @@ for name, each in {"without owners": without, "with owners": model}.items():
 #
 # ## Count first
 #
-# In float32 a parameter needs 4 bytes of weight, 4 of gradient and 8 of slots. The paper *ZeRO*
-# ([Rajbhandari, 2020](../docs/sources.md#zero)) has three stages, which are not parts of a network
-# as in [[12]]: stage 1 shares out the slots over n devices, stage 2 also the gradients, and stage 3
-# also the weights. Here are the bytes a parameter on each device, with the stage in brackets:
+# ZeRO ([Rajbhandari, 2020](../docs/sources.md#zero)) has three stages: stage 1 shares out the slots
+# over n devices, stage 2 also the gradients, and stage 3 also the weights. Stage 0 stands for data
+# parallelism. How many bytes does a device then hold for one parameter?
 
 # %%
 def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
     return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
 
 
+print("stage    0     1     2     3")
 for n in [2, 4, 8]:
-    print(f"n = {n}:", *[f"({stage}) {sum(parts(n, stage)):4.1f} " for stage in range(4)])
+    print(f"n = {n}", *[f"{sum(parts(n, stage)):5.1f}" for stage in range(4)])
 
 # %% [markdown]
-# Stage 0 is data parallelism. `state="owners"` keeps between steps what stage 3 keeps, but fetches
-# all weights at once in a step.
+# `state="owners"` keeps between two steps what stage 3 keeps. Within a step it holds more, because
+# each device fetches all weights at once.
 #
 # ## Owners by hand
 #
-# `owners` takes the largest weight first, and gives each weight to the device that has the fewest
-# parameters so far. `begin` then makes each weight on its owner, and there also an Adam for this
-# weight alone. `at_rest` adds up the bytes on each device:
+# `owners` goes through the weights, the largest first, and gives each to the device with the fewest
+# parameters so far. `begin` makes each weight on its owner, with an Adam for it alone. `at_rest`
+# adds up the bytes on each device:
 
 # %%
 def owners(sizes, places):
@@ -156,10 +156,10 @@ for device in plan.devices:
 #
 # ## A step by hand
 #
-# `scores` computes our network from a list of weights. At the start of a step, each device fetches
-# the weights of the other owners. Then every device has all of them; this is an **all-gather**. In
-# `cores` mode all devices share one memory, so `Snapshot` makes the copy that a GPU would receive.
-# A **tower** computes the gradients of its device's shard of the batch:
+# `scores` computes our network from a list of weights. At the start of a step each device fetches
+# the weights of the other owners, until every device has all. This is an **all-gather**. In `cores`
+# mode all devices share one memory, so `Snapshot` makes the copy that a GPU would receive. A
+# **tower** computes the gradients of its device's shard of the batch:
 
 # %%
 def scores(weights, h):
@@ -183,8 +183,8 @@ def tower_all(state, device, x, y):
         return tape.gradient(value, weights)
 
 # %% [markdown]
-# At the end, the gradients of a weight go to its owner, which takes their mean and updates the
-# weight. Each device receives only its own part of the sums, so this is a **reduce-scatter**:
+# At the end, all gradients of a weight go to its owner, which takes their mean and updates the
+# weight. Each device receives only its own part of the gradients: a **reduce-scatter**.
 
 # %%
 def update(entry, gradients):
@@ -202,18 +202,19 @@ def train_step(state, places, x, y, tower=tower_all, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# `fit.use` does not offer this; it shows how ZeRO's stage 3 and FSDP save more. Above, a device
-# collects all weights within a step. In stage 3 it fetches a layer's weight to compute the layer
-# forward, drops it, and fetches it again for the backward pass:
+# ZeRO's stage 3 and FSDP do not fetch all weights at once. They fetch a layer's weight just before
+# the layer is computed, drop it, and fetch it again for the backward pass. Of four layers, the
+# owner of A and C then holds:
 #
 # ![All at once, a device soon has both copies; layer by layer, it has one at a
 # time.](pictures/11_one_copy.svg)
 #
-# TensorFlow starts an operation as soon as its inputs are there. So `fetch_after` waits for a
-# tensor `after`, for example the input `h` of the layer.
+# `fit.use` does not offer this, so we write it by hand. TensorFlow starts an operation as soon as
+# its inputs are there. So `fetch_after` waits for a tensor `after`, such as the layer's input `h`.
 #
-# A `GradientTape` would keep all copies for the backward pass, so we write `backward` ourselves. A
-# layer's `slope` is the gradient of the loss with respect to the layer's product:
+# A `GradientTape` would keep all copies for the backward pass, so we write `backward` ourselves. It
+# goes from the last layer to the first. Its `slope` is the gradient of the loss with respect to the
+# layer's product:
 
 # %%
 def fetch_after(after, weight, device):
@@ -276,8 +277,9 @@ print("training changed the weights:", apart(of_one, start) > 1e-3)
 # %% [markdown]
 # ## What crosses, and what a device holds
 #
-# We compare with towers that fetch all weights from the first device. P stands for the bytes of all
-# weights. The chart shows the weights on the first device, in the order of operations:
+# We compare both steps with towers that fetch all weights from the first device. P stands for the
+# bytes of all weights. The chart shows the weights that the first device holds, each time a copy
+# comes or goes:
 
 # %%
 cases = {"towers": (all_on_first, tower_all), "all at once": (owner, tower_all),
@@ -294,14 +296,14 @@ for name, (of_case, tower) in cases.items():
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# All at once, own weights and copies add up to all weights. Layer by layer, a device holds its own
-# and one copy. Then each weight crosses twice, except the first: nothing uses the gradient of the
-# images, so TensorFlow leaves out that product and its copy.
+# All at once, own weights and copies add up to all weights when the backward pass begins. Layer by
+# layer, a device holds its own weights and one copy. For that each weight crosses twice, except the
+# first: nothing uses the gradient of the images, so TensorFlow leaves out its copy.
 #
 # ## Break it
 #
-# Somebody updates with each gradient instead of their mean. Write down what you expect: does the
-# loss still fall?
+# Somebody updates each weight twice in a step, once with each device's gradient, instead of once
+# with their mean. Write down what you expect: does the loss still fall?
 
 # %%
 def one_by_one(entry, gradients):
@@ -315,12 +317,14 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
     print(f"{name:10} loss {value:.2f}, equal to one device: {apart(weights, of_one) < 1e-12}")
 
 # %% [markdown]
-# With this mistake the loss falls even further, so only the comparison with one device reveals it.
+# The loss falls even further, because Adam made twice as many updates. Only the comparison with one
+# device reveals the mistake.
 #
 # ## On GPUs
 #
-# > With a billion parameters P is 4 GB, so two GPUs exchange 2P = 8 GB in each step. At 10 GB/s
-# > this takes up to 0.8 s, so take large batches. With `state="host"` one GPU also moves 2P.
+# > With a billion parameters P is 4 GB, so two GPUs exchange 2P = 8 GB in each step. Over a link of
+# > 10 GB/s that takes up to 0.8 s, so take a batch whose step computes for longer. With
+# > `state="host"`, the host and one GPU also exchange 2P.
 # >
 # > If weights and slots together do not fit on one GPU, call `compile` after `fit.use`, so that
 # > each owner makes its slots.
@@ -328,8 +332,9 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 # ## On your own
 #
 # **1.** Write `fullest_holds(sizes, n, stage)`: the bytes of weights, gradients and slots on the
-# fullest of n devices. `sizes` lists how many numbers each weight has, in float32. `owners` finds
-# the owners, and Adam trains. What a stage does not share out is held for all weights.
+# fullest of n devices. `sizes` lists how many float32 numbers each weight has, and Adam trains. A
+# stage leaves what it shares out with the weight's owner, whom `owners` chooses. The rest is on
+# every device.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
@@ -348,10 +353,10 @@ def fullest_holds(sizes, n, stage):
 checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
-# **2.** Write `clipped(owned, limit)`. `owned` is a dictionary from each device to the list of its
-# gradients. Return one of the same form: if the **global norm**, the root of the sum of *all*
-# squares, is over the limit, scale each gradient by limit / norm. Only single numbers may leave a
-# device.
+# **2.** Owners clip by the **global norm**, the root of the sum of *all* gradients' squares. Write
+# `clipped(owned, limit)`, where `owned` is a dictionary from each device to the list of its
+# gradients. If the global norm is over the limit, multiply every gradient by limit / norm. Return a
+# dictionary of the same form. Only single numbers may leave a device.
 
 # %% tags=["exercise"]
 def clipped(owned, limit):  # runs in a graph: tf.minimum or tf.where instead of if
@@ -385,14 +390,13 @@ checks.clipped(clipped)
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]] keeps half as much on each device, and as many bytes cross as with
-# shares of the batch:
+# With owners each device keeps half as much of the small Transformer of [[01]]:
 #
 # [[ways: 00 01]]
 #
 # ## In practice
 #
-# Begin with `state="owners"`; if that is not enough, take `state="host"`. If all weights together
-# do not fit on one GPU, split the model. `fit.alone(model)` moves the weights back.
+# Begin with `state="owners"`, and take `state="host"` if that is not enough. If the weights
+# together do not fit on one GPU, split the model. `fit.alone(model)` moves the weights back.
 #
 # Next: [[next]].

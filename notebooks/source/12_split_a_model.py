@@ -4,16 +4,16 @@
 # Your model does not fit on one GPU, even with a small batch. More replicas do not help, because
 # each of them holds the whole model.
 #
-# **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices
-# of which neither holds a whole step.
+# **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices.
+# A step that needs about 32 MB on one device then needs 17 MB on the first and 19 MB on the second.
 #
 # ![The first device has conv1 to conv3, the second fc1, output and the loss. Activations cross the
 # cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
-# Each device has a **stage**, a part of the layers, with the weights of these layers. Of two
-# stages, the first is the **front** and the second the **rear**. The forward pass goes through the
-# front and then through the rear, and the backward pass comes back. Only the activations at the cut
-# and their gradient cross, here 262,144 bytes each way.
+# Each device has a **stage**, a part of the layers together with their weights. Of two stages, we
+# call the first the **front** and the second the **rear**. The forward pass goes through the front
+# and then through the rear, and the backward pass comes back. Only the activations at the cut and
+# their gradient cross.
 #
 # ## The lines to paste
 #
@@ -56,9 +56,8 @@ first, last = plan.devices[0], plan.devices[-1]
 # %% [markdown]
 # ## The network
 #
-# Wonik Jang's article of 2017 ([source](../docs/sources.md#jang)) cuts a network of three
-# convolutions and two dense layers. Here it is about a quarter as wide. Most of its weights are in
-# `fc1`:
+# We take the network of Wonik Jang's article of 2017 ([source](../docs/sources.md#jang)), about a
+# quarter as wide: three convolutions and two dense layers. Most of its weights are in `fc1`:
 
 # %%
 def body():
@@ -94,8 +93,8 @@ with tf.device(first):
     show(alone, alone.fit(**train))
 
 # %% [markdown]
-# Now it trains on two. It is built on the host, and `fit.use` moves each layer to the device of its
-# stage:
+# Now it trains on two devices. We build it on the host, and `fit.use` moves each layer to the
+# device of its stage:
 
 # %%
 with tf.device(plan.host):
@@ -105,8 +104,8 @@ show(model, model.fit(**train))
 
 # %% [markdown]
 # The losses are the same, and nearly all weights are on the last device. Suppose that each device
-# has 25 MB, the dashed line in the chart. Does a whole step fit, and does each stage? `use_of`
-# counts what a device holds at the peak:
+# has 25 MB. Does a whole step fit, and does each stage? `use_of` counts what a device holds at the
+# peak of a step, and the dashed line is the limit:
 
 # %% tags=["varies", "cover"]
 data = images, labels
@@ -127,14 +126,15 @@ show_crossing(step)
 # %% [markdown]
 # The whole step does not fit, and each stage does. The front holds mostly activations, and the rear
 # mostly weights, slots and gradients. The bar of the gradients is twice that of the weights,
-# because Adam's update needs temporary room of the same size. What crosses is what `fc1` takes, 512
-# numbers of 4 bytes for each of 128 images, and as much comes back.
+# because Adam's update needs temporary room of the same size. The activations that cross are the
+# input of `fc1`: 512 numbers of 4 bytes for each of 128 images. Their gradient has the same size.
 #
 # ## Where to cut
 #
-# A cut can even out the stages' memory or time, or let few bytes cross, there and back.
-# `pipeline.cuts` lists all three for every cut. `held` adds 12 bytes for each weight, 4 of its own
-# and 8 of slots:
+# A good cut gives all stages about the same time or the same memory, or lets few bytes cross.
+# `pipeline.cuts` lists all three for every cut: the milliseconds of both stages, their memory, and
+# what crosses there and back. In `held` we add 12 bytes for each parameter, 4 of its own and 8 of
+# slots:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -142,9 +142,10 @@ held = {name: 12 * alone.get_layer(name).count_params() for name in names}
 print(*pipeline.cuts(whole, names, stages=2, held=held), sep="\n")
 
 # %% [markdown]
-# The least crosses before `fc1`, and `pipeline.best_cut(..., by="bytes")` finds it.
-# `fit.use` evens out the arithmetic operations, a rough measure of the time. If you want another
-# cut, name the layers with which the later stages begin, as in `stages=["conv3"]`.
+# The fewest bytes cross before `fc1`, and `pipeline.best_cut(..., by="bytes")` finds this cut.
+# `fit.use` instead gives the stages about equally many arithmetic operations, a rough measure of
+# their time. If you want another cut, name the layers with which the later stages begin, as in
+# `stages=["conv3"]`.
 #
 # ## By hand
 #
@@ -209,9 +210,10 @@ show_crossing(trace.function_step(step, *data)[1])
 #
 # ## Proof
 #
-# Three steps with momentum are taken in float64, in which rounding cannot hide a mistake: on one
-# device, with `fit.use`, and by hand. `apart` gives the largest difference, relative to the largest
-# number of a weight:
+# We train for three steps on one device, with `fit.use`, and by hand, in float64, where rounding
+# cannot hide a mistake. The optimizer is SGD with momentum, because Adam hides gradients that are
+# wrong by a factor. `apart` returns the largest difference, relative to the largest number of a
+# weight:
 
 # %%
 def floats(kind):
@@ -246,7 +248,8 @@ floats("float32")
 # %% [markdown]
 # ## Break it
 #
-# What happens if both stages share one tape? `halves.places` tells where each layer was computed:
+# Somebody computes both stages under one tape. Write down what you expect: where does the backward
+# pass of `fc1` run? `halves.places` tells where each layer was computed:
 
 # %%
 @tf.function
@@ -267,8 +270,8 @@ show_crossing(step)
 
 # %% [markdown]
 # The forward pass of `fc1` ran where its weights are, but its backward pass ran on the first
-# device, which had to fetch these weights: most of the 4,685,120 bytes. No error says so. So count
-# what crosses once, before you train for days.
+# device, which had to fetch these weights. They are most of the 4,685,120 bytes: 512 · 1800 numbers
+# of 4 bytes. No error says so, so count what crosses before you train for days.
 #
 # | | |
 # |---|---|
@@ -292,10 +295,11 @@ show_crossing(step)
 #
 # ## On your own
 #
-# **1.** Write `choose(cuts, budget)`. `cuts` is the list that `pipeline.cuts` gives. Each cut has
-# two or more `parts`, its stages, and each part has `bytes`, what its device holds, and `crossing`,
-# the bytes to the next part and back. Of the cuts in which no part holds more than `budget`, return
-# the one where the least crosses in all, or None if there is no such cut.
+# **1.** Write `choose(cuts, budget)`, where `cuts` is a list as `pipeline.cuts` returns it. A cut
+# has two or more stages, `cut.parts`. Each of them has `part.bytes`, what its device holds, and
+# `part.crossing`, the bytes that cross to the next part and back. Look at the cuts in which no part
+# holds more than `budget`. Return the one whose parts' `crossing` add up to least, or None if there
+# is no such cut.
 
 # %% tags=["exercise"]
 def choose(cuts, budget):
@@ -343,7 +347,7 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# The small Transformer of [[01]] sends less in two stages than in shares of the batch, but its
+# In two stages the small Transformer of [[01]] sends less than in shares of the batch, but its
 # stages take turns:
 #
 # [[ways: 00 01 11]]

@@ -4,17 +4,20 @@
 # You have cut a model over two GPUs, and now it fits. But each GPU waits for the other, so you pay
 # for two and get hardly the speed of one.
 #
-# **In this lesson** a batch goes through the stages of a split model in pieces, so that both
-# devices work at the same time.
+# **In this lesson** a batch goes through the stages in pieces, so that both devices work at the
+# same time. In this drawing a step takes 16 units of time in one piece, and 10 in four:
 #
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
 # overlap, and B0 comes before F2.](pictures/13_bubble.svg)
 #
-# Each box is a **task**, the work of one stage on one piece. `F2` takes piece 2 forward, and `B2`
-# takes it back. In one piece, a stage waits for half of the step. In four pieces, it waits for a
-# fifth, because the second stage begins as soon as the first piece arrives. Such a piece is called
-# a **micro-batch**, and the time in which stages wait is the **pipeline bubble**. If your model is
-# already split, one more argument is enough:
+# Each box is a **task**, the work of one stage on one piece: `F2` takes piece 2 forward, and `B2`
+# takes it back. The second stage begins as soon as it has the first piece. In one piece a stage
+# waits for half of the step, and in four pieces for a fifth. Such a piece is called a
+# **micro-batch**, and the time in which stages wait is the **pipeline bubble**.
+#
+# ## The lines to paste
+#
+# If your model is already split, add `pieces`:
 #
 # ```python
 # model = fit.use(model, plan, stages=2, pieces=4)
@@ -73,8 +76,8 @@ def staged(make, pieces, **options):
     return fit.use(model, plan, stages=len(plan), pieces=pieces, **options)
 
 # %% [markdown]
-# Now one step is traced in one piece, and one in four. Dark boxes go forward, pale ones back. In a
-# white gap the device is idle, and its share of idle time stands beside its name:
+# We trace one step in one piece, and one in four. Dark boxes go forward, pale ones back. In a white
+# gap the device is idle, and its share of idle time stands beside its name:
 
 # %% tags=["varies", "cover"]
 steps = {m: trace.fit_step(staged(build, m), (images, labels)) for m in [1, 4]}
@@ -85,17 +88,17 @@ for m, step in steps.items():
     plt.show()
 
 # %% [markdown]
-# In one piece, the devices nearly take turns. In four pieces, both often work at the same time,
-# each on another piece. A stage waits for more or less than a fifth, because going back takes
-# longer than going forward, and the second stage has more work. Compare the ends, too. Four pieces
-# end earlier only if an operation on a quarter of the batch takes much less time than one on all of
-# it.
+# In one piece the devices nearly take turns. In four pieces both often work at the same time, each
+# on another piece. They do not wait for exactly a fifth, because going back takes longer than going
+# forward, and the second stage has more work. Four pieces end earlier only if an operation on a
+# quarter of the batch takes much less time than one on all of it.
 #
 # ## By hand
 #
-# Here are two stages that only multiply: the first by `a`, which is 2, and the second by `b`, which
-# is 3. The batch is 1, 2, 3 and 4, with a mean of 2.5, and the loss is the mean of the outputs. So
-# the gradient of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
+# Do pieces give the right gradient? Two stages that only multiply are enough to see it: the first
+# by `a`, which is 2, and the second by `b`, which is 3. The batch is 1, 2, 3 and 4, with a mean of
+# 2.5, and the loss is the mean of the outputs. So the gradient of `a` has to be 3 · 2.5 = 7.5, and
+# that of `b` 2 · 2.5 = 5.
 
 # %%
 with tf.device(first):
@@ -104,9 +107,9 @@ with tf.device(last):
     b = tf.Variable(3.0)
 
 # %% [markdown]
-# `forward` runs a stage under a tape and keeps what its backward pass needs. `back` gets the
-# gradient of the stage's output. It returns two gradients: that of the stage's weight, and that of
-# the stage's input, which the stage before needs.
+# `forward` runs a stage under a tape and keeps what its backward pass needs. `back` takes the
+# gradient of the stage's output and returns those of the stage's weight and of its input, which the
+# stage before needs.
 
 # %%
 def forward(device, weight, x):
@@ -121,7 +124,8 @@ def back(device, weight, kept, gradient):
         return tape.gradient(made, [weight, x], gradient)
 
 # %% [markdown]
-# The batch goes through in two pieces. The gradient of the loss is a quarter for each output:
+# The batch goes through in two pieces. The loss is the mean of four outputs, so its gradient is a
+# quarter for each of them:
 
 # %%
 quarters = tf.fill([2], 0.25)
@@ -139,9 +143,9 @@ print(f"gradient of a: {of_a0.numpy()} + {of_a1.numpy()} = {of_a0.numpy() + of_a
 print(f"gradient of b: {of_b0.numpy()} + {of_b1.numpy()} = {of_b0.numpy() + of_b1.numpy()}")
 
 # %% [markdown]
-# Each piece gives a part of the gradient, and the parts add up to that of the whole batch. The
-# weights are then updated once. Python runs these lines one by one. `fit.use` puts the same tasks
-# into a graph, in which a device waits only for what it needs.
+# The gradients of the pieces add up to that of the whole batch, and then the weights are updated
+# once. Python runs these lines one by one. `fit.use` puts the same tasks into a graph, in which a
+# device waits only for what it needs.
 #
 # ## Two orders
 #
@@ -155,14 +159,12 @@ for name, order in orders.items():
     print(name, schedules.table(order(stages=2, pieces=4)), sep="\n", end="\n\n")
 
 # %% [markdown]
-# Both orders take equally long. With p stages and m pieces, each stage works in 2m columns and
-# waits in 2 (p - 1). So the bubble is a share of (p - 1)/(m + p - 1), if all tasks are equally
-# long: a fifth here.
+# Both orders take equally long. With p stages and m pieces, a stage works in 2m columns and waits
+# in 2 (p - 1). So the bubble is a share of (p - 1)/(m + p - 1), here a fifth.
 #
-# But the orders differ in memory. A stage holds the activations of a piece from its `F` to its `B`.
-# In *all forward first* the first stage holds four pieces at once, and in 1F1B it holds two. This
-# is what a step adds to the first device at its peak, without the scratch space of single
-# operations:
+# But the orders differ in memory, because a stage holds the activations of a piece from its `F` to
+# its `B`. In *all forward first* the first stage holds four pieces at once, and in 1F1B it holds
+# two. This is what a step adds to the first device at its peak:
 
 # %% tags=["nbval-ignore-output"]
 forward_first = trace.fit_step(staged(build, 4, schedule="all forward first"), (images, labels))
@@ -172,16 +174,16 @@ for name, size in held.items():
     print(f"{name:24} {size:.1f} MB")
 
 # %% [markdown]
-# *All forward first* keeps all pieces, so it saves little. 1F1B holds less, so `fit.use` takes it
-# unless you name another `schedule`. It begins to go back before every piece has a loss, so the
-# gradient of a piece must not depend on the others, as in a mean over the examples. For other
-# losses `fit.use` warns and takes *all forward first*.
+# *All forward first* saves little, so `fit.use` takes 1F1B unless you name another `schedule`. 1F1B
+# takes the first piece back before the last one has a loss. That is right if the loss is a mean
+# over the examples, because then no piece's gradient depends on another piece. For other losses
+# `fit.use` warns and takes *all forward first*.
 #
 # ## Proof
 #
-# Three steps in four pieces are compared with three on one device, in float64, because there
-# rounding cannot hide a mistake. A batch of 150 images does not divide into four equal pieces, so
-# some have an image more, and each counts by its size:
+# We compare three steps in four pieces with three on one device, in float64, where rounding hides
+# no mistake. A batch of 150 images does not divide into four equal pieces, so some have an image
+# more, and each counts by its size:
 
 # %%
 keras.config.set_floatx("float64")
@@ -202,8 +204,9 @@ print("training moved the weights by more than 0.01:", apart(begin, of_one) > 0.
 # ## Break it
 #
 # BatchNormalization subtracts the mean of the batch and divides by its standard deviation. In
-# pieces, both are those of a piece. LayerNormalization looks at each example alone. Which of the
-# two trains in two pieces as on one device, and does `fit.use` say anything?
+# pieces, both are those of a piece. LayerNormalization looks at each example alone. Write down what
+# you expect: which of the two trains in two pieces as on one device, and does `fit.use` say
+# anything?
 
 # %%
 def normed(norm):
@@ -223,12 +226,12 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
     print(*(each.message for each in said))
 
 # %% [markdown]
-# With BatchNormalization the weights are others, and `fit.use` warns of it. With LayerNormalization
-# they are the same. So exchange the layer, or accept the difference and keep the pieces large.
+# With BatchNormalization the weights are others, and `fit.use` warns of it. So take
+# LayerNormalization, or accept the difference and keep the pieces large.
 #
 # | | |
 # |---|---|
-# | **Use it when** | a model has to be split, and a piece is still enough work for a device |
+# | **Use it when** | a model has to be split, and a piece is enough work for a device |
 # | **It costs** | smaller operations, a larger graph; BatchNormalization sees a piece only |
 # | **It saves, too** | memory, because a stage keeps the activations of a few pieces only |
 # | **Instead** | if the model fits on one device, share out the batch ([[01]]) |
@@ -242,10 +245,10 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 #
 # ## On your own
 #
-# **1.** With three stages, 1F1B lets the first stage hold three pieces. Write
-# `two_at_most(stages, pieces)`: an order in which no stage ever holds more than two, and which is
-# faster than to finish each piece before the next one starts. Return a list of tasks for each
-# stage, texts such as `"F0"`, as `pipeline.one_forward_one_backward(3, 4)` does.
+# **1.** With three stages, 1F1B lets the first stage hold three pieces, each from its `F` to its
+# `B`. Write `two_at_most(stages, pieces)`, an order in which no stage ever holds more than two, and
+# which is faster than finishing each piece before the next one starts. Return a list of tasks for
+# each stage, texts such as `"F0"`, as `pipeline.one_forward_one_backward(3, 4)` does.
 
 # %% tags=["exercise"]
 def two_at_most(stages, pieces):
@@ -303,8 +306,8 @@ checks.fewest(fewest)
 #
 # ## Compared with other ways
 #
-# In the small Transformer of [[01]], pieces halve what a step adds, and start more than twice as
-# many operations:
+# In the small Transformer of [[01]], four pieces halve what a step adds, and start more than twice
+# as many operations:
 #
 # [[ways: 00 01 12]]
 #

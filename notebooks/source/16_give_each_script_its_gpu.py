@@ -2,25 +2,27 @@
 # # Give each script its GPU
 #
 # You have two trainings and a machine with four GPUs. You start both scripts, and both go to the
-# first GPU: one of them finds no memory there and dies, and three GPUs stay idle.
+# first GPU. One of them finds no memory there and dies, and three GPUs stay idle.
 #
-# **In this lesson** several scripts train side by side, each on a GPU of its own, and a failure in
-# one of them leaves the others alone.
+# **In this lesson** several scripts train side by side, each on a GPU of its own. A script then
+# writes the same bytes as when it trains alone, and it goes on if another one fails.
 #
 # ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/16_landing.svg)
 #
-# Left to itself, a TensorFlow process takes nearly all the memory of every GPU ([[05]]) and
-# computes on the first one. On the right, each script sees one GPU only. Both then train side by
-# side; below, one of them writes the same bytes as when it trains alone. In a terminal, one line is
-# enough:
+# Left to itself, a TensorFlow process takes nearly all the memory of every GPU ([[05]]), although
+# it computes only on the first. On the right, each script sees one GPU only, so both have memory.
+#
+# ## The lines to paste
+#
+# In a terminal, one line is enough:
 #
 # ```shell
 # mgpu run "scripts/train.py --width 16" "scripts/train.py --width 32"
 # ```
 #
 # `mgpu run` is a **runner**: it starts a script on each free GPU, lets the others wait in a queue,
-# and sends what a script prints to a log.
+# and writes what a script prints to a file in the folder `logs`.
 #
 # **You need** [[00]].
 #
@@ -75,12 +77,13 @@ for job in two:
 print("at the same time:", max(job.start for job in two) < min(job.end for job in two))
 
 # %% [markdown]
-# Each script had a device of its own.
+# Both scripts ran at the same time, each on a device of its own.
 #
 # ## Proof
 #
-# The wide network trained beside the narrow one. Now it trains alone, on the device that the narrow
-# one had. Each time the script wrote its losses and a hash of its weights to a file:
+# Does a neighbour change a training? The wide network trained beside the narrow one. Now it trains
+# alone, on the device that the narrow one had. Both times the script wrote its losses and a hash of
+# its weights to a file:
 
 # %%
 alone = train("wide", to="alone", only=two[0].devices)
@@ -103,13 +106,14 @@ print("equal files:", files[0].read_bytes() == files[1].read_bytes())
 # wait $a; echo "a: $?"; wait $b; echo "b: $?"
 # ```
 #
-# The first line makes CUDA number the GPUs as `nvidia-smi` does. `> a.log 2>&1` sends what a script
-# prints to a file. `&` starts the script in the background, and `$!` is the number of its process.
-# `wait $a` waits until that process ends, and `$?` is its exit status, which is 0 for success.
+# - The first line makes CUDA number the GPUs as `nvidia-smi` does.
+# - `> a.log 2>&1` sends what a script prints to a file.
+# - `&` starts the script in the background, and `$!` is the number of its process.
+# - `wait $a` waits until that process ends. Then `$?` is its exit status, which is 0 for success.
 #
-# For cores, the command `taskset` does what the variable does for GPUs. The program `look` prints
-# the devices that it may use. We run it alone, and then with a prefix that allows only the first or
-# the last device:
+# You can try this without a GPU, because on cores the command `taskset` does what the variable does
+# for GPUs. The program `look` prints the devices that it may use. We run it alone, and then with a
+# prefix that allows only the first or the last device:
 
 # %% tags=["nbval-ignore-output"]
 kind, allowed = jobs.allowed()
@@ -127,14 +131,14 @@ for prefix in ([], on(allowed[0]), on(allowed[-1])):
     print(*prefix, "look:", done.stdout, end="")
 
 # %% [markdown]
-# With the prefix, the program may use one device only. macOS has no `taskset`, so the prefix is
-# empty there.
+# With a prefix the program sees one device only. macOS has no `taskset`, so the prefix is empty
+# there.
 #
 # ## Break it
 #
-# Two commands run in the shell: `false` always fails, and `true` never does. First the shell waits
-# for both with a plain `wait`, and then for each of them, as in the recipe. Write down which exit
-# status you expect after the plain `wait`:
+# Somebody ends the recipe with a plain `wait`, which waits for both scripts. In place of the
+# scripts we take `false`, a command that always fails, and `true`, which never does. Which exit
+# status do you expect after the plain `wait`? Write it down:
 
 # %%
 for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
@@ -143,8 +147,9 @@ for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
 
 # %% [markdown]
 # After a plain `wait` the exit status is 0, and nobody learns of the failure. A runner reports
-# every job. Here are five jobs on two devices. One fails, one is killed, and one hangs, until a
-# time limit of 1.5 seconds ends it:
+# every job. Here are five jobs on two devices. One fails, one is killed, and one hangs until a time
+# limit of 1.5 seconds ends it. A line shows the status, the exit status, and what the job printed
+# last:
 
 # %%
 programs = {
@@ -165,10 +170,10 @@ charts.jobs(queue)
 plt.show()
 
 # %% [markdown]
-# The jobs with hatched bars did not end well. The last column of the list is what a job printed
-# last; for `fails` it names the cause. A negative exit status is the number of a signal. The runner
-# sent 15, SIGTERM, when the time limit was over. Signal 9 is SIGKILL, which Linux also sends when
-# the host runs out of memory. `mgpu run` itself ends with exit status 1 if any job has failed.
+# The jobs with hatched bars did not end well. The last text of `fails` names its cause. A negative
+# exit status is the number of a signal. The runner sent 15, SIGTERM, when the time limit was over.
+# Signal 9 is SIGKILL, which Linux also sends when the host runs out of memory. `mgpu run` itself
+# ends with exit status 1 if any job has failed.
 #
 # | | `mgpu run`, `jobs.run` |
 # |---|---|
@@ -188,9 +193,8 @@ with pretend_server(used={0: 79, 1: 4}):
     shared = jobs.run([tell, tell], names=["a", "b"], logs=folder / "shared")
 
 # %% [markdown]
-# The jobs got the two other GPUs. If all were in use, the jobs would wait. `--busy` allows all
-# GPUs, and `--devices 0,1` those that you name. A job also locks its GPU, so that no other runner
-# takes it.
+# The jobs got the two other GPUs. If all were in use, they would wait. `--busy` allows all GPUs,
+# and `--devices 0,1` those that you name. A job locks its GPU, so that no other runner takes it.
 #
 # ## On GPUs
 #
@@ -214,9 +218,10 @@ with pretend_server(used={0: 79, 1: 4}):
 #
 # ## On your own
 #
-# **1.** A script was started with `CUDA_VISIBLE_DEVICES` and says that it trains on `/GPU:1`. Write
-# `outside(visible, device)`, which returns nvidia-smi's number of that GPU. `CUDA_DEVICE_ORDER` is
-# PCI_BUS_ID. `outside("3,0", "/GPU:1")` is 0.
+# **1.** A script started with `CUDA_VISIBLE_DEVICES` says that it trains on `/GPU:1`. Which GPU is
+# that in `nvidia-smi`? Write `outside(visible, device)`, which returns its number there: `visible`
+# is the text of the variable, and `device` the name inside. So `outside("3,0", "/GPU:1")` is 0.
+# `CUDA_DEVICE_ORDER` is PCI_BUS_ID.
 
 # %% tags=["exercise"]
 def outside(visible, device):
@@ -234,8 +239,9 @@ def outside(visible, device):
 checks.outside(outside)
 
 # %% [markdown]
-# **2.** Write `environment(device)`, which returns the environment for a child process that may see
-# only GPU `device`, in nvidia-smi's numbering. The notebook's own environment must not change.
+# **2.** Write `environment(device)`, which returns a dictionary like `os.environ` for a child
+# process that may see only GPU `device`, in nvidia-smi's numbering. The notebook's own environment
+# must not change.
 
 # %% tags=["exercise"]
 def environment(device):
