@@ -46,7 +46,7 @@ images = images.reshape(1024, 784)
 # %% [markdown]
 # ## Two devices do nothing
 #
-# Our model is a small network with two residual blocks, and 5 MB of weights:
+# The network has two residual blocks, and 5 MB of weights:
 
 # %%
 def build():
@@ -160,22 +160,18 @@ def gradients(row, pair, x):
 
 # %%
 def take_step(copies, added=("a", "b")):
-    total, found = 0.0, {"a": [], "b": []}
-    for row, pair, x in zip(grid, copies, shares):
-        loss, of_a, of_b = gradients(row, pair, x)
-        total += loss.numpy()
-        found["a"].append(of_a)
-        found["b"].append(of_b)
-    for i, (name, own) in enumerate(found.items()):
-        for k in range(2):
-            with tf.device(grid[k][i]):
-                taken = tf.add_n(own) if name in added else own[k]
-                copies[k][i].assign_sub(0.1 * taken)
-    return total, found
+    computed = [gradients(row, pair, x) for row, pair, x in zip(grid, copies, shares)]
+    losses, of_a, of_b = zip(*computed)
+    for stage, (name, parts) in enumerate({"a": of_a, "b": of_b}.items()):
+        for row in range(2):
+            with tf.device(grid[row][stage]):
+                gradient = tf.add_n(parts) if name in added else parts[row]
+                copies[row][stage].assign_sub(0.1 * gradient)
+    return sum(loss.numpy() for loss in losses), of_a, of_b
 
 # %%
-copies = weights()
-for name, (one, other) in take_step(copies)[1].items():
+_, of_a, of_b = take_step(weights())
+for name, (one, other) in {"a": of_a, "b": of_b}.items():
     print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
 
 # %% [markdown]
@@ -267,7 +263,7 @@ print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 # %%
 for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
     copies = weights()
-    loss, _ = take_step(copies, added)
+    loss, *_ = take_step(copies, added)
     after = [f"a {a.numpy():.2f}, b {b.numpy():.2f}" for a, b in copies]
     print(f"{name}: loss {loss:.2f}, then {take_step(copies, added)[0]:.2f}")
     print(*(f"  row {i} after a step: {each}" for i, each in enumerate(after)), sep="\n")
@@ -287,7 +283,8 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 #
 # `nvidia-smi topo -m` prints which GPUs are connected by NVLink, the fast link. `fit.use` fills the
 # rows in the order of the devices: the first two are row 0. To put other GPUs into a row, give it a
-# list of the devices in another order.
+# list in another order. A row has stages or parts of layers, not both as in
+# [Megatron-LM](https://arxiv.org/abs/2104.04473).
 #
 # ## On your own
 #
