@@ -164,8 +164,8 @@ start = weights_of(session)
 print("losses:", *[f"{session.run(fetches, feed)[0]:.2f}" for _ in range(2)])
 
 # %% [markdown]
-# It takes two steps, and the loss falls. But does it train the right thing? The same network in
-# Keras begins with the same weights, and takes two steps with today's lines:
+# The old program takes two steps, and its loss falls. But does it train the right thing? The same
+# network in Keras begins with the same weights, and takes two steps with today's lines:
 
 # %%
 stack = [
@@ -203,8 +203,9 @@ compare(session)
 #
 # `minimize` makes the operations of the backward pass. With `colocate_gradients_with_ops` each of
 # them is on the device of its forward operation, and without it on the device in whose block
-# `minimize` is called. We trace a step of both. The backward pass of a shard has three
-# convolutions: two for the gradients of the kernels, and one for the input of the second layer:
+# `minimize` is called. We trace a step without the option and one with it. The backward pass of a
+# shard has three convolutions: two for the gradients of the kernels, and one for that of the second
+# layer's input:
 
 # %%
 for colocate in (False, True):

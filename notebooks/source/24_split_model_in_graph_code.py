@@ -83,9 +83,8 @@ def mean_loss(y, scores):
 # ## Three ways to cut it
 #
 # In graph code a weight is on the device in whose block it is made, and an operation is on the
-# device in whose block it is called. These may be two different devices. So `split` always makes
-# the kernels of the convolutions on the first device, but it computes the convolutions on the
-# device `conv_on`.
+# device in whose block it is called. These may be two different devices: `split` always makes the
+# kernels of the convolutions on the first device, and computes the convolutions on `conv_on`.
 #
 # The backward pass has no block of its own. `minimize` makes its operations, and is called in the
 # second device's block, as in the article. So the second device computes the whole backward pass,
