@@ -1,17 +1,17 @@
 # %% [markdown]
 # # Combine two ways
 #
-# Your model needs two GPUs, because one cannot hold it. You have four, and if two of them train the
-# model in two stages ([[12]]), the others do nothing.
+# Your model needs two GPUs, because one cannot hold it. You have four. If two of them train the
+# model in two stages, as in [[12]], the other two do nothing.
 #
-# **In this lesson** one line arranges four devices in two rows, each row computes the whole model
+# **In this lesson** one line arranges four devices in two rows. Each row computes the whole model
 # in two stages, and the rows share the batch.
 #
-# ![Four devices in a grid. Along both rows activations go to the second stage and their gradients
-# come back, 2.1 MB. Between the rows weights go down and their gradients come up, 10.1
-# MB.](pictures/15_grid.svg)
+# ![Four devices in a grid. Within the rows activations and their gradients cross, 2.1 MB. Between
+# the rows weights and their gradients cross, 10.1 MB.](pictures/15_grid.svg)
 #
-# What crosses in a step says where the fast link belongs. The line is that of [[12]]:
+# In many servers some links between GPUs are faster than others. Here most bytes cross between the
+# rows, so the fast links belong there. The line to paste is that of [[12]]:
 #
 # ```python
 # plan = devices.setup()
@@ -19,7 +19,7 @@
 # model.fit(images, labels)
 # ```
 #
-# **You need** [[07]] and [[12]]; [[11]], [[13]] and [[14]] for what you can add.
+# **You need** [[07]], [[12]] and [[14]].
 
 # %%
 from mgpu_helpers import devices
@@ -73,8 +73,8 @@ def traced(model, batch=1024):
         return trace.fit_step(model, (images[:batch], labels[:batch]))
 
 # %% [markdown]
-# We give its two stages two of the devices, and then all four. How many bytes do the matrix
-# products of a forward pass make on each device?
+# We train it in two stages, first on two devices and then on all four. To see which devices work,
+# we trace a step and add up the bytes that the matrix products of the forward pass make:
 
 # %%
 for where in (plan.devices[:2], plan):
@@ -86,9 +86,11 @@ for where in (plan.devices[:2], plan):
         print(f"  {device} {sum(op.bytes for op in products if op.device == device):9,} bytes")
 
 # %% [markdown]
-# Four devices make two rows, and each computes half as much, for half of the images. Rows that
-# share the batch are **data parallelism**, stages are **model parallelism**, and such a grid is a
-# **device mesh**. In the traced step, `F0` is a stage's forward pass, and `B0` its backward pass:
+# Four devices make two rows. Each device computes half as much, because its row has half of the
+# images. Rows that share the batch are **data parallelism**, stages are **model parallelism**, and
+# the grid is a **device mesh**.
+#
+# Here is the step on four devices. `F0` is a stage's forward pass, and `B0` its backward pass:
 
 # %% tags=["varies", "cover"]
 ax = charts.pipeline(step)
@@ -99,28 +101,25 @@ plt.show()
 
 # %% [markdown]
 # Both rows work at the same time. Within a row the stages take turns, so each device is idle about
-# half of the time. `pieces=4` shortens that ([[13]]); here the batch is one piece, number 0. White
-# inside a frame is a short wait.
+# half of the time; `pieces=4` would shorten that ([[13]]). Four devices share two cores here, so
+# the times say nothing about GPUs.
 #
-# The rows meet twice: before `B0`, as row 0 computes the loss of the whole batch, and when
-# gradients are added up. Four devices share two cores here, so the times say nothing about GPUs.
-#
-# Where are the weights?
+# Which devices hold the weights?
 
 # %%
 for device, size in at_rest(model.weights).items():
     print(f"{device}  {size:9,} bytes of weights")
 
 # %% [markdown]
-# They are in the first row only. In each step the second row reads them there and sends their
-# gradients back. With `state="owners"` the rows share out the weights and the optimizer's state
-# ([[11]]).
+# Only the first row does. In each step the second row reads the weights there, and sends their
+# gradients back. With `state="owners"` the rows share out the weights ([[11]]).
 #
 # ## By hand
 #
 # The first stage multiplies by `a`, which is 2, and the second by `b`, which is 3. The batch is 1,
-# 2, 3 and 4, with a mean of 2.5, and the loss is the mean of the outputs. So the gradient of `a`
-# has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5. Here each row has a copy of both weights:
+# 2, 3 and 4, and the loss is the mean of the outputs. The mean of the batch is 2.5, so the gradient
+# of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5. Each row gets half of the batch, and
+# a copy of both weights:
 
 # %%
 grid = [plan.devices[:2], plan.devices[2:4]]
@@ -138,8 +137,9 @@ def weights():
     return copies
 
 # %% [markdown]
-# Within a row each stage has its own tape. `middle` is what crosses, and its gradient comes back
-# ([[12]]). The loss of a row is its part of the mean, so its sum is divided by the whole batch, 4:
+# Within a row each stage has its own tape, as in [[12]]: `middle` goes to the second stage, and its
+# gradient comes back. The losses of the rows have to add up to the mean, so each row divides its
+# sum by the whole batch, 4:
 
 # %%
 def gradients(row, pair, x):
@@ -155,37 +155,34 @@ def gradients(row, pair, x):
         return loss, front_tape.gradient(middle, a, of_middle), of_b
 
 # %% [markdown]
-# Between the rows, the gradients of each stage are added up. Every copy moves by the same sum:
+# Between the rows the gradients are added up, and both copies of a weight move by their sum.
+# `added` names the weights for which this is done:
 
 # %%
 def take_step(copies, added=("a", "b")):
-    total, found = 0.0, {"a": [], "b": []}
-    for row, pair, x in zip(grid, copies, shares):
-        loss, of_a, of_b = gradients(row, pair, x)
-        total += loss.numpy()
-        found["a"].append(of_a)
-        found["b"].append(of_b)
-    for i, (name, own) in enumerate(found.items()):
-        for k in range(2):
-            with tf.device(grid[k][i]):
-                taken = tf.add_n(own) if name in added else own[k]
-                copies[k][i].assign_sub(0.1 * taken)
-    return total, found
+    computed = [gradients(row, pair, x) for row, pair, x in zip(grid, copies, shares)]
+    losses, of_a, of_b = zip(*computed)
+    for stage, (name, parts) in enumerate({"a": of_a, "b": of_b}.items()):
+        for row in range(2):
+            with tf.device(grid[row][stage]):
+                gradient = tf.add_n(parts) if name in added else parts[row]
+                copies[row][stage].assign_sub(0.1 * gradient)
+    return sum(loss.numpy() for loss in losses), of_a, of_b
 
 # %%
-copies = weights()
-for name, (one, other) in take_step(copies)[1].items():
+_, of_a, of_b = take_step(weights())
+for name, (one, other) in {"a": of_a, "b": of_b}.items():
     print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
 
 # %% [markdown]
-# The gradients of the rows add up to those of the whole batch. Only devices with the same stage add
-# up their gradients.
+# The gradients of the rows add up to those of the whole batch.
 #
 # ## Proof
 #
-# Two steps of `fit` are compared with one device, in float64, where rounding hides no mistake. The
-# batches of 99 and 51 images do not divide by two. Beside stages we try parts of layers ([[14]]),
-# where `row=2` puts two devices into a row:
+# Do two rows train what one device trains? We compare the weights after two steps of `fit`, in
+# float64, where rounding hides no mistake. The batches have 99 and 51 images, so the rows get
+# unequal shares. A row can also have parts of layers ([[14]]) instead of stages. Then `row=2` says
+# that a row has two devices:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -211,7 +208,7 @@ keras.config.set_dtype_policy("float32")
 # %% [markdown]
 # ## What crosses
 #
-# `crossed` adds up the bytes of a traced step, within rows and between them:
+# `crossed` adds up the bytes that cross in a step, within rows and between them:
 
 # %%
 def crossed(model, batch):
@@ -233,20 +230,19 @@ print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} by
 
 # %% [markdown]
 # **Within the rows activations cross, and they grow with the batch.** At the cut each image has 256
-# numbers of 4 bytes, and their gradients come back. Parts of layers send four times as much.
+# numbers of 4 bytes, and as many come back as gradients. Parts of layers send four times as much.
 #
-# **Between the rows gradients cross, as large as the weights.** Here the second row also reads the
-# weights. The rest are the scores of its images, 10 each, which go to the first row for the loss,
-# and their gradients.
+# **Between the rows weights and gradients cross, and they do not grow with the batch.** The few
+# other bytes are the scores, from which the first row computes the loss, and their gradients.
 #
-# So give the fast link to the larger sum. With stages that is between the rows. With parts of
-# layers and a batch of 2048, it would be within them, 16.8 MB.
+# So the fast links belong between these rows. With parts of layers and a batch of 2048, twice 8.4
+# MB would cross within the rows, and the fast links would belong there.
 #
 # ## Ask first
 #
-# `memory.plan` proposes rows too, and counts both sums. Here are its ways for four devices, and
-# about what the fullest device would hold. In `stages=[…]` are the layers with which the later
-# stages begin:
+# `memory.plan` counts this before you train. It lists ways to train on four devices, about what the
+# fullest device holds, and the line to paste. `stages` names the layers with which the later stages
+# begin:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.host):
@@ -261,13 +257,13 @@ print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 # %% [markdown]
 # ## Break it
 #
-# Suppose that your loop forgets one sum: the gradients of `a` are added up, but each row updates
-# `b` by its own. Write down what you expect of the loss and of the weights:
+# Suppose that your own loop forgets one sum. It adds up the gradients of `a`, but each row updates
+# its copy of `b` by its own gradient. Write down what you expect of the loss and of the weights:
 
 # %%
 for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
     copies = weights()
-    loss, _ = take_step(copies, added)
+    loss, *_ = take_step(copies, added)
     after = [f"a {a.numpy():.2f}, b {b.numpy():.2f}" for a, b in copies]
     print(f"{name}: loss {loss:.2f}, then {take_step(copies, added)[0]:.2f}")
     print(*(f"  row {i} after a step: {each}" for i, each in enumerate(after)), sep="\n")
@@ -279,25 +275,23 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 # | | |
 # |---|---|
 # | **Use it when** | a model needs several devices, and you have at least twice as many |
-# | **It costs** | what crosses within the rows, and between them weights and gradients |
+# | **It costs** | activations cross within the rows, weights and gradients between them |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
 # | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #
-# `nvidia-smi topo -m` prints which GPUs NVLink connects. Rows are neighbours in `plan.devices`. To
-# put the columns of the grid on the fast links, give `fit.use` a list of the devices in another
-# order.
-#
-# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines rows with stages and with parts of
-# layers. In `fit.use` a row has one of the two.
+# `nvidia-smi topo -m` prints which GPUs are connected by NVLink, the fast link. `fit.use` fills the
+# rows in the order of the devices: the first two are row 0. To put other GPUs into a row, give it a
+# list in another order. A row has stages or parts of layers, not both as in
+# [Megatron-LM](https://arxiv.org/abs/2104.04473).
 #
 # ## On your own
 #
-# **1.** A server has two fast links, each between the two devices of a pair. `pairs` lists both
-# pairs. `within` and `between` are the bytes that cross within and between rows. Write `in_order`,
-# which returns the list of four devices, row after row, for `fit.use(model, …, stages=2)`, so that
-# the larger sum crosses the fast links.
+# **1.** A server has four GPUs, and each has a fast link to one other. `pairs` lists both pairs, as
+# in `[("/GPU:0", "/GPU:1"), ("/GPU:2", "/GPU:3")]`. `within` and `between` are the bytes that cross
+# within rows and between them. Write `in_order`, which returns the list of devices for
+# `fit.use(model, …, stages=2)` with which the larger number crosses the fast links.
 
 # %% tags=["exercise"]
 def in_order(pairs, within, between):
@@ -315,10 +309,10 @@ def in_order(pairs, within, between):
 checks.in_order(in_order)
 
 # %% [markdown]
-# **2.** Write `crossing`, which returns two numbers of bytes, within rows and between rows, for a
-# step of a model in two stages. All weights have `weights` bytes, an example has `cut` bytes at the
-# cut, and a batch of `batch` examples is shared by `rows` rows. The first row has the weights, the
-# others read them there, and scores do not count.
+# **2.** A model in two stages has `weights` bytes of weights. An example has `cut` bytes at the
+# cut, and `rows` rows share a batch of `batch` examples. The first row holds the weights, and the
+# others read them there. Write `crossing`, which returns the bytes that cross in a step within all
+# rows, and those between rows. Leave the scores out.
 
 # %% tags=["exercise"]
 def crossing(weights, cut, batch, rows):
@@ -343,15 +337,14 @@ checks.crossing(crossing)
 #
 # ## Compared with other ways
 #
-# In the small Transformer of [[01]], the fullest device keeps as much as in two stages, and adds
-# about half as much. What crosses is the sum of the two lines above it. No time is given, as four
-# devices share two cores:
+# With the small Transformer of [[01]], two rows of two stages keep as much on the fullest device as
+# two stages, and add about half as much. No time is given, as four devices share two cores:
 #
 # [[ways: 00 01 12]]
 #
 # ## In practice
 #
-# Give a row as few devices as hold the model. Read both sums in `memory.plan`, and order the
-# devices by them.
+# Give a row as few devices as hold the model. Read in `memory.plan` what crosses, and order the
+# devices by it.
 #
 # Next: [[next]].

@@ -2,31 +2,29 @@
 # # Predict scaling
 #
 # Your server trains too slowly, and a second one costs as much as the first. The link between the
-# two would be far slower than the links inside, and you want to know what you would gain.
+# two would be far slower than the links inside. So you want to know what you would gain.
 #
-# **In this lesson** you answer from one measured step, before you pay, whether a second server is
-# worth it.
+# **In this lesson** you find out from one measured step whether a second server is worth its price.
 #
-# ![Two servers with a slow link between them. If nothing hides the exchange, it follows the step,
-# which takes 0.938 s. If it begins with the backward pass, the step takes 0.622
-# s.](pictures/20_two_links.svg)
+# ![Two servers with a slow link between them. If the exchange follows the step, two servers are
+# 1.01 times as fast as one. If it begins with the backward pass, they are 1.52 times as
+# fast.](pictures/20_two_links.svg)
 #
-# The picture has a step of VGG16 on two DGX-1, servers with eight P100 GPUs each, and a link of 10
-# Gbit. The GPUs of a server add up their gradients, in green, and the servers exchange these sums,
-# in orange. At worst the exchange waits for all sums. At best each sum leaves as soon as it is
-# ready, so the exchange begins with the backward pass. So two servers are between 1.01 and 1.52
-# times as fast as one. For your model, count the seconds of an exchange:
+# The picture shows a step of VGG16 on two servers with eight GPUs each, over a link of 10 Gbit. The
+# GPUs of a server add up their gradients, in green. The **exchange**, in orange, adds up these sums
+# over the link. At worst it follows the step, and at best it begins with the backward pass. So two
+# servers are between 1.01 and 1.52 times as fast as one. For your model, compare a step with an
+# exchange:
 #
 # ```python
 # from mgpu_helpers import scaling
 #
 # exchange = scaling.Workload.of(model).bytes / 1.19e9  # over 10 Gbit
-# print("worth it at 1.5 times the cost:", step > 2 * exchange)
+# print("an image costs at most 1.5 times as much:", step > 2 * exchange)
 # ```
 #
 # `step` is the seconds of a step on your whole server: the images in a step, divided by the images
-# a second. True means that an image costs at most 1.5 times as much as before. For another limit,
-# and where it is False, the rule below says what to do.
+# a second. If it prints False, or if 1.5 is not your limit, the rule below says what to do.
 #
 # **You need** [[07]], [[10]] and [[19]].
 
@@ -50,10 +48,12 @@ from mgpu_helpers.scaling import links
 # %% [markdown]
 # ## By hand
 #
-# TensorFlow's developers published what one DGX-1 trains in a second
-# ([Benchmarks](../docs/sources.md), 2017): 1081 images with VGG16, and 64 images on each of its
-# eight GPUs. VGG16 has 138 million parameters, so the gradients have 552 MB. A link of 10 Gbit
-# carries 1.25 GB a second, of which TCP delivered 95.6 % in our benchmark, 1.19:
+# TensorFlow's developers measured a DGX-1, a server with eight P100 GPUs
+# ([source](../docs/sources.md), 2017). With VGG16 and 64 images on each GPU, it trains 1081 images
+# a second.
+#
+# VGG16 has 138 million parameters, and each gradient has 4 bytes. A link of 10 Gbit carries 1.25 GB
+# a second, of which TCP delivered 95.6 % in [our benchmark](../docs/benchmarks.md), 1.19 GB:
 
 # %%
 step = 8 * 64 / 1081
@@ -61,13 +61,13 @@ exchange = 4 * 138e6 / 1.19e9
 print(f"a step {step:.3f} s, an exchange {exchange:.3f} s")
 
 # %% [markdown]
-# Two servers train twice the images in a step. What they gain has two bounds:
+# Two servers train twice as many images in a step. What they gain has two bounds:
 #
-# - `least`: nothing happens during the exchange, so the step takes step + exchange.
+# - `least`: the exchange follows the step, and takes its full time.
 # - `most`: the exchange begins with the backward pass, which makes the first gradients.
-#   The forward pass takes about a third of a step: for each layer, the backward pass computes two
-#   gradients, that of the weights and that of the input. So the step takes this third, and then two
-#   thirds or the exchange, whichever is longer.
+#   For each layer it computes two gradients, that of the weights and that of the input, so it takes
+#   about two thirds of a step. So the step takes a third for the forward pass, and then two thirds
+#   or the exchange, whichever is longer.
 
 # %%
 least = 2 * step / (step + exchange)
@@ -75,8 +75,8 @@ most = 2 * step / (step / 3 + max(2 / 3 * step, exchange))
 print(f"least {least:.2f}, most {most:.2f} times as fast")
 
 # %% [markdown]
-# `gains` does the same for any link and number of servers. In a **ring** of n servers each sends
-# 2(n - 1)/n times the bytes of the gradients, once for two servers and 1.75 times for eight:
+# `gains` computes both bounds for any link and number of servers. In a **ring** of n servers each
+# sends 2(n - 1)/n times the bytes of the gradients: once for two servers, 1.75 times for eight:
 
 # %%
 def gains(network, step, link, servers=2):
@@ -95,9 +95,12 @@ def gains(network, step, link, servers=2):
 # - If `most` is below it, do not buy.
 # - If the limit is between them, rent two servers for an hour.
 #
-# `least` is above 1.33 if **a step takes over two exchanges**. In the chart, "x 64" is 64 images on
-# each GPU, and 100 Gbit carry 4 GB/s, the lowest of the rates that users of NCCL measured ([issues
-# 22 and 450](../docs/sources.md)):
+# `least` is 2 · step / (step + exchange), which is above 1.33 if **a step takes over two
+# exchanges**.
+#
+# We ask this of two networks from the same benchmark. "x 64" means 64 images on each GPU. A link of
+# 100 Gbit carries 4 GB a second here, the lowest rate that users of NCCL measured ([issues 22 and
+# 450](../docs/sources.md)):
 
 # %%
 vgg16 = scaling.Workload("VGG16", parameters=138_000_000)
@@ -122,12 +125,12 @@ def draw(servers):
 drawings.panel(draw, servers=[2, 3, 4, 8])
 
 # %% [markdown]
-# Over 10 Gbit, VGG16 x 32 is not worth a second server: half of the images take less time, and the
-# same gradients cross. ResNet-50 has a fifth of the gradients, so every link is good enough. In
-# JupyterLab, a panel changes the number of servers.
+# Over 10 Gbit, a second server is not worth it for VGG16 x 32: with half of the images a step is
+# shorter, but as many gradients cross. ResNet-50 has a fifth of the gradients, so every link is
+# fast enough.
 #
-# These gains are in images a second. With twice the global batch, two servers may need more passes
-# to the same accuracy ([[19]]).
+# The gain is in images a second. With twice the global batch, two servers may need more passes to
+# the same accuracy ([[19]]).
 #
 # | | |
 # |---|---|
@@ -137,9 +140,9 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 #
 # ## Proof: others have bought more servers
 #
-# The same page has times of up to eight servers with eight K80 GPUs each, over 10 Gbit. We predict
-# these from the step of one server, the parameters and the rate of the link. 1.00 means that n
-# servers are n times as fast as one:
+# The same benchmark measured up to eight servers with eight K80 GPUs each, over 10 Gbit. We predict
+# each gain from the step of one server, and divide it by the number of servers. So 1.00 means that
+# n servers are n times as fast as one:
 
 # %%
 found, measured = {}, {}
@@ -158,14 +161,14 @@ drawings.ranges(found, measured, title="Predicted (bars) and measured (dots)",
 plt.show()
 
 # %% [markdown]
-# No training gained less than `least`. Two gained more than `most`, by no more than rounding
-# explains. Here an exchange is at most about a fifth of a step, so `most` is always 1.00. No dot
-# tests it, or an exchange as long as that of VGG16.
+# No training gained less than `least`, the bound by which you buy. Two gained more than `most`, by
+# no more than rounding explains. But all these exchanges take at most about a fifth of a step. So
+# they do not test `most`, or an exchange as long as that of VGG16.
 #
 # ## Instead of a faster link
 #
-# If four batches are accumulated, the gradients cross once for all four. An update then sees four
-# batches, so watch the accuracy:
+# If the gradients of four batches are accumulated, they cross once instead of four times. An update
+# then sees four batches, so watch the accuracy:
 
 # %%
 for batches in (1, 4):
@@ -175,9 +178,9 @@ for batches in (1, 4):
 # %% [markdown]
 # ## Break it
 #
-# So far the second server brought its own batch. Suppose that you keep the old batch for the sake
-# of the accuracy, so each GPU has 32 images instead of 64. Write down whether two servers with 25
-# Gbit between them are then faster than one with VGG16:
+# So far each server had a batch as large as before. Suppose that two servers share the old batch,
+# for the sake of the accuracy, so each GPU has 32 images of VGG16 instead of 64. Write down whether
+# a step takes less time then, over 25 Gbit:
 
 # %%
 whole, half = mine["VGG16 x 64"][1], mine["VGG16 x 32"][1]
@@ -188,23 +191,23 @@ print(f"two servers, if 32 took half: {whole / 2 + exchange:.3f} s")
 print(f"two servers, as 32 take: {half + exchange:.3f} s")
 
 # %% [markdown]
-# With the old batch the second server makes each step slower, though `step > 2 * exchange` is true.
-# 32 images take two thirds of the time of 64, because small batches use a GPU less well. So measure
-# the step with the images that each server will have.
+# With the old batch the second server makes each step slower, though a step takes over two
+# exchanges. 32 images take more than half of the time of 64, because small batches use a GPU less
+# well. So measure the step with as many images as each server will have.
 #
 # ## On GPUs
 #
-# NCCL adds up inside each server first ([nccl-tests issue 196](../docs/sources.md)), so the
-# gradients cross the slow link once, as in `gains`. One ring through all GPUs would send nearly
-# twice the bytes. Expect about `least`, and more if the exchange begins during the backward pass,
-# as under `fit.strategy`. A link carries less than its name says, so measure yours with `iperf3`.
+# NCCL adds up inside each server first, as `gains` supposes ([nccl-tests issue
+# 196](../docs/sources.md)). Expect about `least`, and more if the exchange begins during the
+# backward pass, as under `fit.strategy`. A link carries less than its name says, so measure yours
+# with `iperf3`.
 #
 # ## On your own
 #
-# **1.** `efficiency` is 0.8 if two servers are 1.6 times as fast as one. Write
-# `slowest(parameters, step, servers, efficiency)`: the bytes a second of the slowest link with
-# which `least` for `servers` servers is `efficiency` times `servers`. `step` is the seconds of a
-# step on one server. The gradients have 4 bytes for each parameter and go in a ring.
+# **1.** If two servers are 1.6 times as fast as one, their efficiency is 0.8. Write
+# `slowest(parameters, step, servers, efficiency)`, which returns the bytes a second of the slowest
+# link with which `least` is `efficiency * servers`. `step` is the seconds of a step on one server.
+# Each gradient has 4 bytes, and the servers form a ring.
 
 # %% tags=["exercise"]
 def slowest(parameters, step, servers, efficiency):
@@ -222,9 +225,10 @@ def slowest(parameters, step, servers, efficiency):
 checks.slowest(slowest)
 
 # %% [markdown]
-# **2.** Write `batches(parameters, step, bandwidth, gain)`, which returns the smallest number of
-# batches over which two servers have to accumulate their gradients, so that `least` reaches `gain`.
-# `gain` is below 2, and `bandwidth` is the bytes a second of the link.
+# **2.** Over how many batches do two servers have to accumulate their gradients? Write
+# `batches(parameters, step, bandwidth, gain)`, which returns the smallest number with which `least`
+# reaches `gain`. `step` is the seconds of one batch on a server, `bandwidth` is the bytes a second
+# of the link, and `gain` is below 2.
 
 # %% tags=["exercise"]
 def batches(parameters, step, bandwidth, gain):
@@ -254,7 +258,7 @@ checks.batches(batches)
 #
 # ## In practice
 #
-# Measure a step and the rate of the link. Buy if the step takes over two exchanges, and rent first
-# if only `most` is above your limit.
+# Measure a step and the rate of the link. Buy if `least` is above your limit, and rent first if
+# only `most` is.
 #
 # Next: [[next]].

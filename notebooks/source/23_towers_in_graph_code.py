@@ -3,24 +3,26 @@
 #
 # You inherit a program of 2016 or 2017 that trains on several GPUs. It stops in its first lines,
 # because `tf.placeholder` and `tf.Session` have moved and `tf.contrib` is gone. Some of its other
-# lines still run, and mean something else.
+# lines still run, but mean something else today.
 #
-# **In this lesson** you run programs of 2016 and 2017, of two kinds, on two devices, find out
-# whether each device does its share, and prove that they train what two lines of today train.
+# **In this lesson** you run two kinds of such programs on two devices. You find out whether each
+# device does its share, and prove that they train what two lines of today train.
 #
-# ![Joined losses, colocated: two devices go forward, the host takes one mean of the losses, both
-# devices go backward, and the host updates the weights. Towers: each device goes forward and
-# backward, and the host takes the mean of the gradients and updates the
-# weights.](pictures/23_two_kinds.svg)
+# ![Joined losses, not colocated: two devices go forward, and the host goes backward. Joined losses,
+# colocated: two devices go forward, the host takes the mean of the losses, and the devices go
+# backward. Towers: each device goes forward and backward, and the host takes the mean of the
+# gradients.](pictures/23_two_kinds.svg)
 #
-# With two devices, both kinds move every weight as these lines do, to a part in 10,000:
+# One option, `colocate_gradients_with_ops`, makes the devices of the first kind share the backward
+# pass. Without it each device sends 47.4 MB in a step, and with it 0.1 MB. Both kinds move every
+# weight as these lines do, to a part in 10,000:
 #
 # ```python
 # fit.use(model, plan)
 # model.fit(x, y)
 # ```
 #
-# **You need** [[00]], for its traces, and [[07]].
+# **You need** [[00]], which explains a trace, and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -43,26 +45,24 @@ layers = keras.layers
 # %% [markdown]
 # ## Make it start
 #
-# First put two lines in place of the program's import:
+# First replace the program's `import tensorflow as tf` by two lines:
 #
 # ```python
 # import tensorflow.compat.v1 as tf
 # tf.disable_v2_behavior()
 # ```
 #
-# With them it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow,
-# and `tf1` is `tensorflow.compat.v1`, which such a program calls `tf`. Our graphs are built inside
-# `tf1.Graph().as_default()`, so they need no `disable_v2_behavior`. Here are some calls of our
-# sources, where each of them still is, and what replaces it. `gone` means that neither module has
-# it, and `own` that it is from a library of the author. The [complete
-# list](../docs/sources.md#calls) has the calls of each source.
+# Now it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow, and
+# `tf1` is `tensorflow.compat.v1`. For some calls ([all of them](../docs/sources.md#calls)) the
+# table says which of the two still has the call, and what replaces it. `gone` means that neither
+# has it, and `own` that it is from a library of the program's author:
 
 # %%
 print(lesson_23.today())
 
 # %% [markdown]
 # A call that is gone stops the program. Worse is a call that runs and means something else. The
-# second argument of `dropout` is the share to keep in `tf1`, and the share to drop in `tf`:
+# second argument of `dropout` is the share of units to keep in `tf1`, and to drop in `tf`:
 
 # %%
 ones = tf.ones([100_000])
@@ -73,10 +73,10 @@ for module in (tf1, tf):
 # %% [markdown]
 # ## How graph code works
 #
-# Graph code has two phases. First Python builds a **graph**, and nothing is computed. Then a
-# **session** runs parts of the graph, as often as you like. The **fetches** say which parts. A
-# **placeholder** is an input that each run has to feed. `get_variable` makes a variable, and the
-# name of its **variable scope** comes before its own:
+# Graph code has two phases. First Python builds a **graph** of operations, and nothing is computed.
+# Then a **session** runs the graph, as often as you like. A run gets **fetches**, which are what it
+# has to compute, and a value for each **placeholder**, which is an input of the graph.
+# `get_variable` makes a variable, and puts the name of its **variable scope** before its own:
 
 # %%
 with tf1.Graph().as_default(), tf1.Session() as session:
@@ -88,12 +88,13 @@ with tf1.Graph().as_default(), tf1.Session() as session:
     print(factor.name, session.run(product, {number: 3.0}))
 
 # %% [markdown]
-# The line with `*` only describes an operation. Its fetch in `run` computes the number.
+# The line with `*` computes nothing: it adds a multiplication to the graph. `run` computes it,
+# because `product` is its fetch.
 #
 # ## The first kind: join the losses
 #
-# Here is the network of [[07]] in graph code, with its weights on the host. The seed lets every
-# program of this lesson begin with the same weights:
+# Here is the network of [[07]] in graph code, with its weights on the host. Because of the seed,
+# every program of this lesson begins with the same weights:
 
 # %%
 def weight(name, shape):
@@ -113,9 +114,9 @@ def row_losses(x, y):
 
 # %% [markdown]
 # `make_parallel` in *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) and a program
-# for P40 GPUs ([2017](../docs/sources.md#p40)) join the losses. Each device computes the losses of
-# its shard, and then there is one mean and one backward pass. With `reuse` the second device gets
-# the variables that the first has made under the same names:
+# for P40 GPUs ([2017](../docs/sources.md#p40)) join the losses: each device computes the losses of
+# its shard, and the program minimizes their mean. Both devices need the same variables. So they use
+# one scope, and `reuse` gives the second device the variables that the first has made there:
 
 # %%
 scopes = ["shared"] * len(plan)
@@ -137,7 +138,7 @@ def joined(x, y, colocate=True):
 
 
 # %% [markdown]
-# `begin` builds the graph of a program and starts its session. The program takes two steps:
+# `begin` builds the graph of such a program and starts a session for it:
 
 # %%
 def begin(program, **options):
@@ -163,8 +164,8 @@ start = weights_of(session)
 print("losses:", *[f"{session.run(fetches, feed)[0]:.2f}" for _ in range(2)])
 
 # %% [markdown]
-# It runs, and the loss falls. Does it train the right thing? We give the weights of its start to
-# the same network in Keras, which takes two steps with today's lines:
+# The old program takes two steps, and its loss falls. But does it train the right thing? The same
+# network in Keras begins with the same weights, and takes two steps with today's lines:
 
 # %%
 stack = [
@@ -184,8 +185,8 @@ for _ in range(2):
     model.train_on_batch(x, y)
 
 # %% [markdown]
-# As in [[07]], `apart` divides the largest difference by the largest change from `start`, for each
-# weight:
+# For each weight, `apart` divides the largest difference by the largest change in the two steps, as
+# in [[07]]:
 
 # %%
 def compare(session):
@@ -200,9 +201,11 @@ compare(session)
 #
 # ## Does each device do its share?
 #
-# With `colocate_gradients_with_ops` each gradient is computed on the device of its operation. We
-# trace a step without this option and with it. For each place we count what it sends, and the
-# convolutions of the backward pass: three for each shard, as the images need no gradient:
+# `minimize` makes the operations of the backward pass. With `colocate_gradients_with_ops` each of
+# them is on the device of its forward operation, and without it on the device in whose block
+# `minimize` is called. We trace a step without the option and one with it. The backward pass of a
+# shard has three convolutions: two for the gradients of the kernels, and one for that of the second
+# layer's input:
 
 # %%
 for colocate in (False, True):
@@ -212,10 +215,10 @@ for colocate in (False, True):
     print(f"colocate={colocate}", *lesson_23.backward(step), sep="\n  ")
 
 # %% [markdown]
-# Without the option the host computes the whole backward pass, because `minimize` was called in the
-# host's block. In an old program that place is usually the first GPU. Then the devices share only
-# the forward pass, and all that they keep for the backward pass has to cross. With the option each
-# device goes backward through its own shard, and sends only losses and gradients.
+# Without the option the host computes the whole backward pass, because `minimize` is called in its
+# block. In an old program it is usually called in the block of the first GPU. So the devices
+# share only the forward pass, and send all activations that the backward pass needs. With the
+# option each device goes backward through its own shard, and sends only losses and gradients.
 #
 # ## The second kind: towers
 #
@@ -243,7 +246,8 @@ for _ in range(2):
 compare(session)
 
 # %% [markdown]
-# Here is a step of the towers in a session, and then one of `fit`, each the fastest of ten:
+# Do both devices work at the same time? Here is a step of the towers in a session, and then one of
+# `fit`, each the fastest of ten:
 
 # %% tags=["varies", "cover"]
 in_session = lesson_23.fastest(lambda: trace.session_step(session, fetches, feed)[1])
@@ -253,13 +257,12 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# A bar of half the height ran beside another of its device. In both steps the two devices go
-# forward and backward through their shards at the same time.
+# In both steps the two devices go forward and backward through their shards at the same time.
 #
 # ## Break it
 #
-# We give each device a scope of its own, so that no name is asked for twice. Write down what will
-# tell you: an error, the loss or the weights?
+# We give each device a scope of its own, so the two no longer ask for variables of the same name.
+# Write down what will tell you of the mistake: an error, the loss or the weights?
 
 # %%
 scopes = [f"tower_{i}" for i in range(len(plan))]
@@ -280,16 +283,16 @@ print("variables:", len(weights_of(session)))
 #
 # ## On GPUs
 #
-# Names such as `/gpu:0` still work, and `plan.devices` holds those of your GPUs. An old program
-# hands its session a `ConfigProto`. Pass `plan.session_config()` instead, or the session forgets
-# the devices of the plan.
+# Names such as `/gpu:0` still work, and `plan.devices` has the names of your GPUs. An old program
+# gives its session a `ConfigProto` of its own. Give it `plan.session_config()` instead, so that the
+# session has the devices of the plan.
 #
 # ## On your own
 #
-# **1.** An old program may share only some of its weights. Its graph names the variables, by
-# `[v.name for v in graph.get_collection("trainable_variables")]`: the outer scope, the weight's own
-# name, which may have scopes as well, and `:0`. `tower_1/conv/k:0` is the weight `conv/k`. Write
-# `unshared(names)`, which returns a sorted list of the weights that are in several outer scopes.
+# **1.** An old program may share only some of its weights. You have the names of its variables, as
+# `[v.name for v in graph.get_collection("trainable_variables")]` gives them: `tower_1/conv/k:0` is
+# the weight `conv/k` in the outer scope `tower_1`. Write `unshared(names)`, which returns a sorted
+# list of the weights in more than one outer scope: of `["a/k:0", "b/k:0", "a/b:0"]` it is `["k"]`.
 
 # %% tags=["exercise"]
 def unshared(names):
@@ -334,11 +337,10 @@ checks.hidden(hidden)
 # - Both kinds of program moved every weight as `fit.use` does, to 1e-4.
 # - Without `colocate_gradients_with_ops` the devices computed 0 convolutions of the backward pass.
 # - A scope for each device made 12 variables, and no error said so.
-# - The same call of `dropout` keeps 0.8 of the units in `tf.compat.v1`, and 0.2 in `tf`.
 #
 # ## In practice
 #
-# Let the old program run again, with plain SGD and without dropout. Write its network anew in
-# Keras, give it the old program's weights, and compare two steps, as we did. Then delete the graph.
+# Run the old program with plain SGD and without dropout. Write its network in Keras, give it the
+# old program's weights, and compare two steps, as we did. Then delete the graph.
 #
 # Next: [[next]].

@@ -2,18 +2,20 @@
 # # Split model in graph code
 #
 # You inherit a program for TensorFlow 1 that cuts a model over two GPUs. It trains, but nobody
-# knows whether it ever used both. One of our two sources did not: its first GPU computed no layer.
+# knows whether it ever used both. One of the two programs in this lesson did not: its first GPU
+# computed no layer.
 #
-# **In this lesson** you trace three ways to cut a model over two devices in graph code, and see
-# what each device computes and what crosses.
+# **In this lesson** you trace three ways to cut a model over two devices in graph code. You see
+# which layers each device computes, and how many bytes cross between the devices.
 #
 # ![Four boxes for each way: convolutions forward, dense layers forward, dense layers backward,
-# convolutions backward. In the article's way the second device computes all of them. In a cut that
-# is not colocated it computes all but the first. In a colocated cut it computes the two of the
-# dense layers.](pictures/24_three_ways.svg)
+# convolutions backward. In the article's way the second device computes all of them and gets the
+# weights, 0.06 MB. In a cut that is not colocated it computes all but the first, and gets all
+# activations, 22 MB. In a colocated cut it computes the two of the dense layers, and gets the
+# activations at the cut, 0.5 MB.](pictures/24_three_ways.svg)
 #
-# All three train the same weights, so only a trace tells them apart. This line of today trains them
-# too, to 1e-12:
+# All three ways train the same weights, so only a trace tells them apart. Today one line replaces
+# them, and trains the same weights to 1e-12:
 #
 # ```python
 # model = fit.use(model, plan, stages=2)
@@ -44,11 +46,10 @@ first, second = pair = plan.devices[0], plan.devices[-1]
 # %% [markdown]
 # ## The program
 #
-# Wonik Jang's article of 2017 ([source](../docs/sources.md#jang)) has the convolutions of its
-# network on one GPU and the dense layers on another. Here are both parts in graph code, a quarter
-# as wide, without dropout and with plain gradient descent. `make` makes their weights, in float64,
-# so that we can compare to 1e-12. The loss takes the labels as rows of 0 and 1, because TensorFlow
-# has no sparse cross-entropy in float64 for GPUs:
+# Wonik Jang's article of 2017 ([source](../docs/sources.md#jang)) wants the convolutions of its
+# network on one GPU and the dense layers on another. Here is its network in graph code, a quarter
+# as wide and without dropout, so that it is fast and each run gives the same numbers. `make` makes
+# the weights of a part, in float64, so that we can compare to 1e-12:
 
 # %%
 def make(name, *shapes):
@@ -81,11 +82,14 @@ def mean_loss(y, scores):
 # %% [markdown]
 # ## Three ways to cut it
 #
-# A weight is on the device in whose block it is made, and an operation on the device in whose block
-# it is called. These need not be the same. In `split` the first device always has the kernels of
-# the convolutions, and `conv_on` calls them. As in the article, `minimize` is called in the second
-# device's block, so the whole backward pass is there. With `colocate` each of its operations is on
-# the device of its forward operation instead:
+# In graph code a weight is on the device in whose block it is made, and an operation is on the
+# device in whose block it is called. These may be two different devices: `split` always makes the
+# kernels of the convolutions on the first device, and computes the convolutions on `conv_on`.
+#
+# The backward pass has no block of its own. `minimize` makes its operations, and is called in the
+# second device's block, as in the article. So the second device computes the whole backward pass,
+# unless `colocate` is true. Then each operation of the backward pass is **colocated** with its
+# forward operation: both are on the same device.
 
 # %%
 def split(conv_on, colocate):
@@ -106,8 +110,8 @@ def split(conv_on, colocate):
 
 
 # %% [markdown]
-# `global_variables_initializer` makes an operation called `init`. A session runs an operation by
-# its name, and gives a tensor by its name with `:0`:
+# A session finds the operations and the tensors of the graph by name. `init` is the operation that
+# `global_variables_initializer` makes, and `x:0` is the tensor which the operation `x` gives:
 
 # %%
 images, labels = digits.load(128)
@@ -134,7 +138,7 @@ def three_steps(name, session):
 # %% [markdown]
 # The article makes the kernels in the block of the first GPU, but it calls the whole model in the
 # block of the second. The tensorlight notebook of 2016 ([source](../docs/sources.md#tensorlight))
-# cuts the calls as well, without and with colocation:
+# calls each part on the device of its weights, first without colocation and then with it:
 
 # %%
 ways = {  # conv_on, and colocate
@@ -152,21 +156,23 @@ for name, way in ways.items():
     steps[name] = fastest(lambda: trace.session_step(session, "train", feed)[1])
 
 # %% [markdown]
-# The losses are the same, so nobody notices a difference. Here is a step of each, the fastest of
-# ten:
+# The losses are the same, so nobody notices a difference. Here is a trace of each way, the fastest
+# of ten steps. When a device ran two operations at once, their bars have half the height:
 
 # %% tags=["varies", "cover"]
 drawings.steps(steps, line="", devices=pair, dense=True)
 plt.show()
 
 # %% [markdown]
-# A bar of half the height ran beside another of its device. In the article's way the first device
-# computes no layer. Without colocation it only goes forward. With colocation it goes forward and
-# backward through the convolutions, which are most of the work, and the second device does the
-# rest.
+# In the article's way the first device computes no layer. In a cut without colocation it only goes
+# forward. With colocation it goes forward and backward through the convolutions, which are most of
+# the work, and the second device computes the dense layers.
 #
-# What crosses? At the cut the batch has 128 · 512 activations of 8 bytes, which are 524,288 bytes.
-# Write down about how many bytes the first device sends to the second without colocation:
+# ## Break it
+#
+# What goes wrong when somebody forgets to colocate? The dense layers need only what `rear` takes:
+# 512 activations of 8 bytes for each of the 128 images, which are 524,288 bytes. Write down how
+# many bytes the first device sends to the second in the cut that is not colocated:
 
 # %%
 for name, step in steps.items():
@@ -174,19 +180,22 @@ for name, step in steps.items():
     show_crossing(step)
 
 # %% [markdown]
-# In the article's way the first device only keeps the kernels. They cross, and their gradients come
-# back. Without colocation the second device fetches all activations of the first, not only those at
-# the cut, and two of the three kernels, because the backward pass needs them. Only with colocation
-# does each device work on its own layers: the activations at the cut cross, and their gradient
-# comes back. On two TitanX the authors of the tensorlight notebook measured 23.33 ms a step without
-# `colocate_gradients_with_ops`, and 20.18 ms with it.
+# Without colocation, the backward pass of the convolutions is on the second device. It needs the
+# activations of all layers, so all of them cross. With colocation only the activations at the cut
+# cross, and their gradient comes back. In the article's way the first device only keeps the
+# kernels: they cross, and their gradients come back.
 #
-# Even with colocation the devices take turns. A Keras model lets both work at once ([[13]]).
+# On CPU cores the three steps take about as long, because the cores share one memory and nothing is
+# copied. Between GPUs a tensor is copied: on two TitanX the tensorlight notebook measured 23.33 ms
+# a step without `colocate_gradients_with_ops`, and 20.18 ms with it.
+#
+# Even with colocation one device waits while the other works. With `pieces`, `fit.use` lets both
+# work at once ([[13]]).
 #
 # ## Proof
 #
-# Here is the article's network in Keras. It begins with the weights of `start` and takes three
-# steps with today's line, which finds its own place for the cut:
+# Does one line of today train the same? Here is the network in Keras. For each way, it begins with
+# the same weights, `start`, and takes three steps on two stages:
 
 # %%
 keras.config.set_floatx("float64")
@@ -223,20 +232,19 @@ for name, weights in trained.items():
 #
 # ## On GPUs
 #
-# With soft placement, TensorFlow takes another device for a name that your machine lacks, and says
+# When a program names a GPU that your machine lacks, soft placement takes another device and says
 # nothing ([[04]]). On a machine with two GPUs, a program that names `/gpu:2` and `/gpu:3` can run
-# on one of them for years. Take the names from `plan.devices`, and look at a trace.
+# on one of them for years. So take the names from `plan.devices`, and look at a trace.
 #
-# On a GPU `fit` compiles with XLA, and a classic Session does not unless it is told to. So their
-# times differ for this reason, too.
+# On a GPU `fit` compiles with XLA, and a session does not. So their times differ for this reason,
+# too.
 #
 # ## On your own
 #
-# **1.** Write `chain(places, kernels, x)` in graph code. It makes a variable of each array in
-# `kernels`, and each layer is the ReLU of a matrix product with it. The first layer gets `x`, each
-# other layer what the one before it gives, and the loss is the mean of the last outputs. Each
-# device in `places` has to hold the weight of its layer and compute it, forward and backward.
-# Return the loss and a list of the weights' gradients.
+# **1.** `chain(places, kernels, x)` below builds a network in graph code: a layer for each array in
+# `kernels`, which is the ReLU of a matrix product with it. But everything is on the host. Change
+# it, so that layer `n` is on the device `places[n]`: its weight, its forward pass and its backward
+# pass. It still has to return the loss and a list of the weights' gradients.
 
 # %% tags=["exercise"]
 def chain(places, kernels, x):
@@ -263,11 +271,9 @@ def chain(places, kernels, x):
 checks.chain(chain)
 
 # %% [markdown]
-# **2.** An old program clips its gradients. So it calls `compute_gradients` and `apply_gradients`
-# in place of `minimize`, and `tf1.clip_by_norm` between them. All three calls are in the host's
-# block, so each gradient is computed there, and crosses to the device of its weight. Write
-# `clipped(sgd, loss, limit)`, which returns the operation that trains. Each device has to compute
-# the gradients of its own layers, and to clip each of them to the norm `limit`.
+# **2.** An old program clips each gradient to the norm `limit`, as `clipped(sgd, loss, limit)` does
+# below. It is called in the host's block, so the host computes every gradient and clips it. Change
+# it, so that each device computes and clips the gradients of the weights that it holds.
 
 # %% tags=["exercise"]
 def clipped(sgd, loss, limit):
@@ -298,7 +304,7 @@ checks.clipped(clipped)
 #
 # ## In practice
 #
-# Run the old program once, trace a step, and keep the weights after three steps. Then replace its
-# graph by a Keras model and one line, and compare with these weights.
+# Run the old program, trace one step, and save the weights before and after three steps. Then write
+# the network in Keras, give it the first weights, add the one line, and compare after three steps.
 #
 # Next: [[next]].
