@@ -77,8 +77,8 @@ drawings.hills(steps, device)
 # The forward pass leaves **activations** for the backward pass. In the backward pass the curve
 # first climbs on, because gradients come on top, and TensorFlow frees many activations late.
 #
-# - Accumulated, each piece makes a hill. Between two hills the sum of gradients is kept. The first
-#   hill may be a little higher.
+# - Accumulated, each piece makes a hill, the first often a little higher. Between two hills the sum
+#   of gradients is kept.
 # - Recomputed, the network is in four parts, and each makes a hill, the last part first. The three
 #   others run forward a second time before they run backward.
 # - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
@@ -112,7 +112,7 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
 # Six pieces fit in any counted order. Four pieces and recomputation fitted above, in the order that
-# TensorFlow took. Larger pieces keep a GPU busier. The last row is for [[11]].
+# TensorFlow took. Larger pieces keep a GPU busier.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
@@ -121,7 +121,7 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # | **Instead** | the smaller batch | more pieces, if they fit | the other two |
 #
 # If the weights are large and the batch is small, a step holds mostly weights and their gradients.
-# Then none of the three helps, but [[11]] or [[12]] does.
+# Then none of the three helps: read [[11]], which has the plan's last row, or [[12]].
 #
 # Each piece counts by its share of the examples, so the sum of the pieces' gradients is the
 # gradient of the batch. BatchNormalization sees one piece at a time and computes other numbers;
