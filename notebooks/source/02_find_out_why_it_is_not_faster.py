@@ -70,14 +70,14 @@ with fit.strategy(plan).scope():
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# `fit.explain` ran some steps, then the same steps without one thing at a time, and put the weights
-# back. *ms a step* is what this thing costs, and *without it* is the step that is left. This
+# `fit.explain` ran some steps, then ran them again with one thing left out, and put the weights
+# back. *ms a step* is what this thing costs, and *without it* is how long a step takes then. This
 # training is **input-bound**: it waits for its data in every step. "The step itself" is a step
 # without all of these. A cost below the noise is not listed.
 #
 # If the rows add up to much less than the step, two causes overlap: cure either, and ask again.
 #
-# If only the step itself is left, a trace says what each device did in it. Recording takes time,
+# Once only the step itself is left, a trace says what each device did in it. Recording takes time,
 # too:
 
 # %% tags=["nbval-ignore-output"]
@@ -101,7 +101,7 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # 5. **An idle device** "ran nothing". Use the lines of [[00]], or, for a compiled model,
 #    `fit.use(model, plan)`.
 # 6. **A small batch.** The trace shows mostly overhead, because starting operations takes as long
-#    for a small batch as for a large one. Enlarge it.
+#    for a small batch as for a large one. Take a larger one.
 # 7. **A straggler** has a larger shard, or is slower, and all others wait for it. Make shards even,
 #    or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
 # 8. **Variables on the host** cross in every step: a trace's `bytes_between()` shows more than the
@@ -182,7 +182,7 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The clock may see less, because cores share a memory, and may serve other programs.
+# The measured gain may be smaller, because cores share a memory, and may serve other programs.
 #
 # ## Break it
 #
@@ -207,7 +207,7 @@ plt.show()
 # %% [markdown]
 # With uneven shards the others mostly wait for the first device; with even shards they work.
 # `whatif.explain` names the straggler, but not the reason. The prediction should be close to the
-# step with even shards, unless another program has disturbed one of the two.
+# step with even shards, the upper bars, unless another program has disturbed one of the two.
 #
 # ## Proof
 #

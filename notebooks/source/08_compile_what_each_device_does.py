@@ -21,10 +21,10 @@
 # | two halves, compiled by `fit.strategy(plan, synchronized=False)` | 2,059 | 47 ms |
 # | the whole GPU, plain Keras with XLA | 899 | 26.5 ms |
 #
-# Two halves compute in turns, so compare only the first two lines: compiling saves half of the
-# time. The last line is what two GPUs have to beat; nobody has tried yet. The times are
-# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200), because other
-# programs ran beside these.
+# Only one GPU was there, so its halves stand for two GPUs. They compute in turns, so compare only
+# the first two lines: compiling saves half of the time. The last line is what two real GPUs have to
+# beat; nobody has tried yet. The times are
+# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200).
 #
 # **In this lesson** all that a device does between two **exchanges**, in which devices send each
 # other something, such as gradients, becomes one compiled function. You prove that the weights stay
@@ -180,8 +180,7 @@ print("by hand differs by less than 1e-12:", apart(by_hand, on_one(momentum)) < 
 # %% [markdown]
 # ## What is started
 #
-# Here is the step by hand without XLA and with it. In the trace a compiled function is one
-# operation:
+# Here is the step by hand without XLA and with it. A compiled function counts as one operation:
 
 # %%
 plain, _ = stepper(jit=False)
@@ -282,8 +281,9 @@ print(*(each.message for each in said))
 
 # %% [markdown]
 # XLA refuses the whole function; `PyFunc` is what `numpy_function` makes. `fit` runs it between its
-# functions, once on each device, and says so. The other two operations are on single numbers. On a
-# GPU, its data goes to the host and back, so write such a layer with TensorFlow's own operations.
+# functions, once on each device, and says so; the other two operations are on single numbers. On a
+# GPU, NumPy's data goes to the host and back, so write such a layer with TensorFlow's own
+# operations.
 #
 # | | |
 # |---|---|
@@ -294,10 +294,10 @@ print(*(each.message for each in said))
 #
 # ## On GPUs
 #
-# A small kernel often takes longer to start than to run. On one H200, a step of ResNet-50 started
+# A small kernel often takes longer to start than to run. On an H200, a step of ResNet-50 started
 # 7,259 kernels and took 113 ms without XLA, and 1,078 and 36.6 ms with it ([stored
 # times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)). This
-# is three times as fast; a second GPU makes a step at most twice as fast.
+# is three times as fast; a second GPU gives at most two.
 #
 # By default, each BatchNormalization uses the whole batch, which needs an exchange forward and one
 # back. In MobileNetV2, 52 of them cut the step into 212 functions. `synchronized=False` leaves

@@ -8,9 +8,12 @@
 #
 # | the line to paste | what it does | our step holds |
 # |---|---|---|
-# | `fit.use(model, pieces=4)` | **accumulation** takes the batch in **pieces**, or micro-batches, and updates the weights once | about 30 % |
-# | `fit.use(model, recompute=True)` | **recomputation**, or gradient checkpointing, computes activations twice instead of keeping them | about 30 % |
-# | `keras.config.set_dtype_policy("mixed_bfloat16")` | **mixed precision** keeps activations in half the bytes | about two thirds |
+# | `fit.use(model, pieces=4)` | takes the batch in four **pieces**, updates once | about 30 % |
+# | `fit.use(model, recompute=True)` | computes activations twice, keeps few | about 30 % |
+# | `keras.config.set_dtype_policy("mixed_bfloat16")` | halves activations | about two thirds |
+#
+# The first is **accumulation**, whose pieces are also called micro-batches. The second is
+# **recomputation**, or gradient checkpointing. The third is **mixed precision**.
 #
 # `fit.use` takes a compiled model, and `fit.alone(model)` undoes it. The third line has to come
 # before the model is built.
@@ -121,7 +124,7 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # | **Instead** | the smaller batch | more pieces, if they fit | the other two |
 #
 # If the weights are large and the batch is small, a step holds mostly weights and their gradients.
-# Then none of the three helps: read [[11]], which has the plan's last row, or [[12]].
+# Then none of the three helps: read [[11]], which explains the plan's last row, or [[12]].
 #
 # Each piece counts by its share of the examples, so the sum of the pieces' gradients is the
 # gradient of the batch. BatchNormalization sees one piece at a time and computes other numbers;
@@ -155,8 +158,8 @@ def recomputed(block, wait=True):
     return run
 
 # %% [markdown]
-# With `wait`, the second run begins when `dy` is there. Write down what you expect without `wait`.
-# Here are ten blocks without Keras:
+# With `wait`, the second run begins when `dy` is there. What will the peak be without it? Here are
+# ten blocks without Keras:
 
 # %%
 random = np.random.default_rng(0)
