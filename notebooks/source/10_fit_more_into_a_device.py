@@ -12,8 +12,8 @@
 # | `fit.use(model, recompute=True)` | computes activations twice, keeps few | about 30 % |
 # | `keras.config.set_dtype_policy("mixed_bfloat16")` | halves activations | about two thirds |
 #
-# The first is **accumulation**, whose pieces are also called micro-batches. The second is
-# **recomputation**, or gradient checkpointing. The third is **mixed precision**.
+# The first is **accumulation**, whose pieces are also called micro-batches, the second
+# **recomputation**, or gradient checkpointing, and the third **mixed precision**.
 #
 # `fit.use` takes a compiled model, and `fit.alone(model)` undoes it. The third line has to come
 # before the model is built.
@@ -80,8 +80,8 @@ drawings.hills(steps, device)
 # The forward pass leaves **activations** for the backward pass. In the backward pass the curve
 # first climbs on, because gradients come on top, and TensorFlow frees many activations late.
 #
-# - Accumulated, each piece makes a hill, the first often a little higher. Between two hills the sum
-#   of gradients is kept.
+# - Accumulated, each piece makes a hill, the first often higher. Between two hills the sum of
+#   gradients is kept.
 # - Recomputed, the network is in four parts, and each makes a hill, the last part first. The three
 #   others run forward a second time before they run backward.
 # - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
@@ -101,8 +101,8 @@ for name, step in steps.items():
 
 # %% [markdown]
 # Accumulation and recomputation fit; bfloat16 alone does not. Only recomputation computes more:
-# 0.61 of a forward pass. It is not a whole one, because the last part runs forward only once, and
-# the backward pass does not need the last product of each other part.
+# 0.61 of a forward pass, not a whole one, because the last part runs forward only once, and the
+# backward pass does not need the last product of each other part.
 #
 # ## Ask before you run
 #
