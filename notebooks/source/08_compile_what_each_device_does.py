@@ -51,7 +51,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, timing, towers
+from mgpu_helpers import fit, timing, towers
 from mgpu_helpers.lessons import compiled, digits
 from mgpu_helpers.lessons.checks import lesson_08 as checks
 from mgpu_helpers.lessons.state import apart
@@ -189,17 +189,14 @@ for name, traced in traces.items():
     print(f"{name}: {compiled.started(traced)}")
 
 # %% tags=["varies", "cover"]
-_, axes = plt.subplots(2, figsize=(8, 4.6), layout="constrained", sharex=True)
-for ax, (name, traced) in zip(axes, traces.items()):
-    charts.timeline(traced, ax).set_title(name, loc="left")
-ax.set_xlim(0, max(1e3 * traced.length for traced in traces.values()))
+compiled.draw(traces, "gradients", "update")
 plt.show()
 
 # %% [markdown]
 # Without XLA, each device starts 108 operations, most of them so short that they are thin lines.
 # With XLA it starts two, the wide boxes: first `gradients`, then `update`. The thin lines beside
 # them read and write variables. In both cases the host starts 30, to cut the batch and to average
-# 14 gradients. A box in a second row ran beside the one above.
+# 14 gradients. Times change from run to run.
 #
 # ## What is fused
 #
