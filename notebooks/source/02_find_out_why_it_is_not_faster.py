@@ -70,10 +70,10 @@ with fit.strategy(plan).scope():
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# `fit.explain` ran some steps, then ran them again with one thing left out, and put the weights
-# back. *ms a step* is what this thing costs, and *without it* is how long a step takes then. This
-# training is **input-bound**: it waits for its data in every step. "The step itself" is a step
-# without all of these. A cost below the noise is not listed.
+# `fit.explain` ran some steps, then ran them again with one thing at a time left out, and put the
+# weights back. *ms a step* is what this thing costs, and *without it* is how long a step takes
+# then. This training is **input-bound**: it waits for its data in every step. "The step itself" is
+# a step without all of these. A cost below the noise is not listed.
 #
 # If the rows add up to much less than the step, two causes overlap: cure either, and ask again.
 #
@@ -234,9 +234,9 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# > On one GPU, Keras compiles with XLA, a compiler. If several GPUs train without it, they are
-# > slower than they could be, and `fit.explain` says so. XLA takes seconds for each new graph
-# > (cause 3).
+# > On one GPU, Keras compiles with XLA, a compiler. If several GPUs train without it, `fit.explain`
+# > says so, because this may cost more than the second GPU gains. XLA takes seconds for each new
+# > graph (cause 3).
 #
 # ## On your own
 #
