@@ -1,21 +1,28 @@
 # %% [markdown]
 # # Find out why it is not faster
 #
-# You added a GPU, and an epoch takes as long as before.
+# You added a GPU, and an epoch takes as long as before. `fit.explain` says what a step of `fit`
+# waits for. Of a training that we slow down on purpose below, it prints, rounded:
 #
-# **In this lesson** two calls say where the time of your training goes. The answer leads you to one
-# of eight usual causes:
+# ```
+# costs            ms a step
+# input                   60
+# callback Report         40
+# the step itself         20
+# ```
 #
-# ![A decision tree. What fit.explain lists leads to the causes 1 to 4. If it lists only the step
-# itself, a trace leads to the causes 5 to 8, or to the exchange of
-# gradients.](pictures/02_which_cause.svg)
+# **In this lesson** this table, and then a trace of one step, lead you to one of eight usual
+# causes:
+#
+# ![A decision tree: fit.explain leads to causes 1 to 4, a trace to causes 5 to 8 or the
+# exchange.](pictures/02_which_cause.svg)
 #
 # ## The lines to paste
 #
 # ```python
 # from mgpu_helpers import fit, trace, whatif
 #
-# print(fit.explain(model, data))  # what a step of fit waits for
+# print(fit.explain(model, data))
 # print(whatif.explain(trace.fit_step(model, (x, y))))  # which device waits for which
 # ```
 #
@@ -63,14 +70,15 @@ with fit.strategy(plan).scope():
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
-# `fit.explain` runs some steps, then the same steps without one thing at a time, and puts the
-# weights back. *ms a step* is what this thing costs, and *without it* is the step that is left. A
-# cost below the noise is not listed. The training is **input-bound**: it waits for its data in
-# every step.
+# `fit.explain` ran some steps, then ran them again with one thing at a time left out, and put the
+# weights back. *ms a step* is what this thing costs, and *without it* is how long a step takes
+# then. This training is **input-bound**: it waits for its data in every step. "The step itself" is
+# a step without all of these. A cost below the noise is not listed.
 #
-# "The step itself" is a step without all of these. If the rows add up to much less than the step,
-# two causes overlap: cure either, and ask again. A trace looks into the step itself. Recording
-# takes time, too:
+# If the rows add up to much less than the step, two causes overlap: cure either, and ask again.
+#
+# Once only the step itself is left, a trace says what each device did in it. Recording takes time,
+# too:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
@@ -78,12 +86,11 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # %% [markdown]
 # A device that did not work waited for an operation of another device, for a copy, for a free core,
 # or for *overhead*, the time between operations. With even shards no device should wait long for
-# another. Trace again before you believe a long wait: on cores, another program may have held a
-# device up.
+# another. If one does, trace again: on cores, another program may have held it up.
 #
 # ## The causes and their cures
 #
-# 1. **Input.** Put `cache()` behind what fits into memory; otherwise give `map` its
+# 1. **Input.** Put `cache()` behind what fits into memory. Otherwise give `map` its
 #    `num_parallel_calls`, and end with `prefetch`.
 # 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
 #    end, because `float(loss)` waits for the GPU.
@@ -93,28 +100,28 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #    `run_eagerly=True`.
 # 5. **An idle device** "ran nothing". Use the lines of [[00]], or, for a compiled model,
 #    `fit.use(model, plan)`.
-# 6. **A small batch.** The trace shows mostly overhead. Starting operations and exchanging
-#    gradients take as long for a small batch as for a large one. Enlarge it.
+# 6. **A small batch.** The trace shows mostly overhead, because starting operations takes as long
+#    for a small batch as for a large one. Take a larger one.
 # 7. **A straggler** has a larger shard, or is slower, and all others wait for it. Make shards even,
 #    or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
 # 8. **Variables on the host** cross in every step: a trace's `bytes_between()` shows more than the
 #    batch. Build the model in the scope of its strategy, or in `tf.device`.
 #
-# A large model may also wait for the **exchange** of its gradients. Then devices wait for their
-# sum, an `AddN` or an `AllReduce`. A larger batch helps, because a step sends the same bytes for
-# it. [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
+# A large model may also wait for the **exchange** of its gradients: devices wait for a sum, an
+# `AddN` or an `AllReduce`. A larger batch helps, because a step then computes more and sends the
+# same bytes. [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
 # ## Replay a step by hand
 #
 # What would a cure gain? `whatif` predicts it by a replay of the traced step. Here are five
-# operations; an arrow is a result that the other device needs. On the first device, `c` needs `a`,
-# and `d` needs `c`. An operation starts when its device is free and all that it needs is there.
+# operations. Each starts when its device is free and all that it needs is there. An arrow is a
+# result that the other device needs; on the first device, `c` needs `a`, and `d` needs `c`.
 #
-# ![Five operations on two devices over 15 seconds. First: a from 0 to 4, c from 4 to 6, d from 10
-# to 13. Second: b from 4 to 10, e from 13 to 15. Arrows: b needs a, d needs b, e needs
-# d.](pictures/02_five_operations.svg)
+# ![Five operations over 15 seconds: a, c and d on the first device, b and e on the
+# second.](pictures/02_five_operations.svg)
 #
-# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look:
+# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look. In the
+# code an operation is its device, its seconds, and the letters of what it needs:
 
 # %%
 def replay(ops):
@@ -135,7 +142,7 @@ print(f"as it is: {replay(five)} s. without b, which takes {five['b'][1]} s: {wi
 #
 # ## Predict a cure
 #
-# Here is a step in which a **tower** on each device computes gradients, and one device, `home`,
+# Here is a real step. On each device, a **tower** computes gradients, and one device, `home`,
 # averages them and updates the weights. `towers.run` calls a function on each device, and
 # `towers.average` averages the results:
 
@@ -163,9 +170,10 @@ def make_step(where, sizes=None):
     return step
 
 # %% [markdown]
-# The step on one device leaves the second one idle (cause 5). From its `traces`, the fastest three
-# of five, `whatif.towers` predicts the step on all devices. `beside` prints this, and measures the
-# steps that `timed` prepared: `before` is on one device, `after` on all.
+# On one device the step leaves the second idle (cause 5). What would a cure gain? `traces` records
+# the step on one device five times and keeps the three fastest. From these, `whatif.towers`
+# predicts the step on all devices. `beside` prints the prediction, and then measures both steps in
+# turn:
 
 # %% tags=["nbval-ignore-output"]
 one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
@@ -174,13 +182,13 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The clock may see less, because cores share a memory, and may serve other programs.
+# The measured gain may be smaller, because cores share a memory, and may serve other programs.
 #
 # ## Break it
 #
 # Now the first device gets a larger shard (cause 7). `whatif.faster` predicts the step if the first
-# tower were as fast as with an even shard. The bars are sums: first all work, then the waits, with
-# the name of what is waited for.
+# tower were as fast as with an even shard. The bars are sums: first all work of a device, then its
+# waits, with the names of the operations that it waited for.
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -198,8 +206,8 @@ plt.show()
 
 # %% [markdown]
 # With uneven shards the others mostly wait for the first device; with even shards they work.
-# `whatif.explain` names the straggler, but not the reason. If the prediction is far from the step
-# with even shards, another program has disturbed one of the two.
+# `whatif.explain` names the straggler, but not the reason. The prediction should be close to the
+# step with even shards, the upper bars, unless another program has disturbed one of the two.
 #
 # ## Proof
 #
@@ -226,14 +234,16 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# > Keras compiles with XLA, a compiler, on one GPU. If several GPUs train without it, they first
-# > have to make up for that loss; `fit.explain` tells you. XLA takes seconds for each new graph
-# > (cause 3).
+# > On one GPU, Keras compiles with XLA, a compiler. If several GPUs train without it, `fit.explain`
+# > says so, because this may cost more than the second GPU gains. XLA takes seconds for each new
+# > graph (cause 3).
 #
 # ## On your own
 #
-# **1.** Write `replay_over(ops, link)`, the replay by hand with a link: a result from another
-# device arrives `link` seconds after its operation has ended, one from the same device at once.
+# ### Exercise 1
+#
+# Write `replay_over(ops, link)`, the replay by hand with a link: a result from another device
+# arrives `link` seconds after its operation has ended, one from the same device at once.
 
 # %% tags=["exercise"]
 def replay_over(ops, link):
@@ -254,14 +264,16 @@ def replay_over(ops, link):
 checks.replay_over_link(replay_over)
 
 # %% [markdown]
-# **2.** `model, data = lesson_02.patient()` gives a compiled model and its data. Three of the eight
-# causes slow it down.
+# ### Exercise 2
+#
+# `model, data = lesson_02.patient()` gives a compiled model and its data. Three of the eight causes
+# slow it down.
 #
 # - Put their numbers into `causes`. Ask `fit.explain`, cure what it lists, and ask again. Then
 #   trace a step in `tf.device(plan.devices[0])`, where the model trains.
-# - Write `treat(model, data)`, which returns a function. It makes one pass without the causes, and
+# - Write `treat(model, data)`. It returns a function that makes one pass without the causes, and
 #   changes the weights as `lesson_02.fit(model, data)` does.
-# - No pass but the first may read the data.
+# - Only the first pass may read the data. Keep it in memory for the later ones.
 
 # %% tags=["exercise"]
 causes = {0}
@@ -294,7 +306,6 @@ checks.treated(treat, causes)
 #
 # ## In practice
 #
-# Call `fit.explain` first, and trace a step when only "the step itself" is left. Ask `whatif`
-# before you work on a cure, and time the training after it.
+# Ask `whatif` before you work on a cure, and time the training after it.
 #
 # Next: [[next]].

@@ -2,29 +2,8 @@
 # # Compile what each device does
 #
 # On one GPU, Keras compiles your training step with **XLA**, TensorFlow's compiler. On several,
-# Keras and `tf.distribute` leave XLA out, and you can lose more time by that than the second GPU
-# saves you.
-#
-# **In this lesson** all that a device does between two exchanges becomes one compiled function, and
-# the weights stay those of one device. A GPU runs operations as **kernels**, and XLA makes them
-# fewer. Here is a step of MobileNetV2 with 64 images, on an H200:
-#
-# | | kernels | time |
-# |---|--:|--:|
-# | two halves of the GPU, `MirroredStrategy` without XLA | 11,578 | 97 ms |
-# | two halves, compiled by `fit.strategy(plan, synchronized=False)` | 2,059 | 47 ms |
-# | the whole GPU, plain Keras with XLA | 899 | 26.5 ms |
-#
-# Several GPUs have to beat the last line. Two halves cannot, because they compute in turns, and
-# nobody has tried several GPUs yet. Other programs ran beside this, so [the times are
-# rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200). On CPU cores our
-# small step gets no faster: we count what it starts, and then find what is faster even on a core.
-#
-# ![Each of two devices runs two compiled functions, gradients and update; between these, gradients
-# cross.](pictures/08_functions.svg)
-#
-# In an **exchange**, devices send each other something, such as gradients. One argument of
-# `compile` makes `fit` compile what comes before and after:
+# Keras and `tf.distribute` leave XLA out, and this can cost more time than the second GPU saves.
+# Our `fit` compiles on several devices, too:
 #
 # ```python
 # with fit.strategy(plan).scope():
@@ -33,7 +12,26 @@
 # model.fit(x, y)
 # ```
 #
-# It does the same for `fit.use(model, plan)`.
+# It does the same for `fit.use(model, plan)`. A GPU runs operations as **kernels**, and XLA makes
+# fewer of them. Here is a step of MobileNetV2 with 64 images on one H200:
+#
+# | | kernels | time |
+# |---|--:|--:|
+# | two halves of the GPU, `MirroredStrategy` without XLA | 11,578 | 97 ms |
+# | two halves, compiled by `fit.strategy(plan, synchronized=False)` | 2,059 | 47 ms |
+# | the whole GPU, plain Keras with XLA | 899 | 26.5 ms |
+#
+# Only one GPU was there, so its halves stand for two GPUs. They compute in turns, so compare only
+# the first two lines: compiling saves half of the time. The last line is what two real GPUs have to
+# beat; nobody has tried yet. The times are
+# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200).
+#
+# **In this lesson** all that a device does between two **exchanges**, in which devices send each
+# other something, such as gradients, becomes one compiled function. You prove that the weights stay
+# those of one device, and see what XLA makes faster even on a core.
+#
+# ![Each device runs two compiled functions; between these, gradients
+# cross.](pictures/08_functions.svg)
 #
 # **You need** [[01]] and [[07]].
 
@@ -53,7 +51,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, timing, towers
+from mgpu_helpers import fit, timing, towers
 from mgpu_helpers.lessons import compiled, digits
 from mgpu_helpers.lessons.checks import lesson_08 as checks
 from mgpu_helpers.lessons.state import apart
@@ -61,8 +59,8 @@ from mgpu_helpers.lessons.state import apart
 # %% [markdown]
 # ## Count the functions
 #
-# The network has seven dense layers, in float64, because there rounding cannot hide a mistake. An
-# epoch is one step:
+# The network has seven dense layers, in float64, because there rounding cannot hide a mistake. It
+# gets all 64 images at once, so an epoch is one step:
 
 # %%
 keras.config.set_floatx("float64")
@@ -82,8 +80,7 @@ def build(optimizer="adam", **how):
 
 
 # %% [markdown]
-# `compiled.functions` trains the model and lists what `fit` has compiled. Reading and writing
-# variables does not count:
+# `compiled.functions` trains the model, and lists what `fit` has compiled, in the order of a step:
 
 # %%
 with fit.strategy(plan).scope():
@@ -94,16 +91,16 @@ for device, operations in found:
 print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} stayed as they were")
 
 # %% [markdown]
-# The first function of a device returns the gradients of its share of the batch. The second one
-# updates the weights by the average, with Adam. The first device adds up the gradients in a
-# function of its own, for which the other waits. Two operations on single numbers stay.
+# The first two functions return the gradients of each device's share of the batch. The third adds
+# them up on the first device, one sum for each of 14 weights. The last two update each device's
+# weights with Adam. Two operations on single numbers stay.
 #
 # ## By hand
 #
-# XLA refuses a function that uses variables of another device, and our model has its variables on
-# one. So we write **pure functions**: the weights go in as arguments, and what changes comes out as
-# results. Keras's `stateless_call` calls a model with the weights that you give it. `update` is SGD
-# with momentum:
+# XLA refuses a function that uses variables of another device, and our model has all its variables
+# on the first one. So we write **pure functions**: the weights go in as arguments, and what changes
+# comes out as results. Keras's `stateless_call` calls a model with the weights that you give it.
+# `update` is SGD with momentum, which is shorter than Adam:
 
 # %%
 first = plan.devices[0]
@@ -126,8 +123,8 @@ def update(weights, moves, means):
 
 
 # %% [markdown]
-# `state` holds the weights and momentum of each device. `step` calls `gradients` on each, lets the
-# host average, and calls `update` on each. `jit` decides whether XLA compiles these two:
+# `state` holds the weights and momentum of each device. `step` calls `gradients` on each device,
+# lets the host average, and calls `update` on each. `jit` decides whether XLA compiles these two:
 
 # %%
 def put(variable, value):
@@ -165,8 +162,8 @@ by_hand = [weight.numpy() for weight in state[plan.devices[-1]][0]]
 # %% [markdown]
 # ## Proof
 #
-# We compare three steps with Adam by `fit`, and three with momentum by hand, with Keras's own on
-# one device, without XLA:
+# The weights have to be those of plain Keras on one device, without XLA. We compare three steps
+# with Adam by `fit`, and three with momentum by hand:
 
 # %%
 def on_one(optimizer):
@@ -183,8 +180,7 @@ print("by hand differs by less than 1e-12:", apart(by_hand, on_one(momentum)) < 
 # %% [markdown]
 # ## What is started
 #
-# Here is the step by hand without XLA and with it. In the trace a compiled function is one
-# operation:
+# Here is the step by hand without XLA and with it. A compiled function counts as one operation:
 
 # %%
 plain, _ = stepper(jit=False)
@@ -193,24 +189,20 @@ for name, traced in traces.items():
     print(f"{name}: {compiled.started(traced)}")
 
 # %% tags=["varies", "cover"]
-_, axes = plt.subplots(2, figsize=(8, 4.6), layout="constrained", sharex=True)
-for ax, (name, traced) in zip(axes, traces.items()):
-    charts.timeline(traced, ax).set_title(name, loc="left")
-ax.set_xlim(0, max(1e3 * traced.length for traced in traces.values()))
+compiled.draw(traces, "gradients", "update")
 plt.show()
 
 # %% [markdown]
-# Without XLA, each device starts 108 operations. Most are so short that their white edges make them
-# pale; the wide boxes compute with the largest matrix, that of the first layer. With XLA each
-# device starts two, and pale lines read and write variables. In both cases the host starts 30, to
-# cut the batch and to average 14 gradients. "Busy" is the share of the step in which a device
-# worked, and a box in a second row ran beside the one above. Times change from run to run.
+# Without XLA, each device starts 108 operations, most of them so short that they are thin lines.
+# With XLA it starts two, the wide boxes: first `gradients`, then `update`. The thin lines beside
+# them read and write variables. In both cases the host starts 30, to cut the batch and to average
+# 14 gradients. Times change from run to run.
 #
 # ## What is fused
 #
 # Without XLA, each operation writes its result to memory, and the next one reads it. XLA **fuses**
-# neighbours into one loop, which reads its inputs once and writes its result once. Here are Adam's
-# update of a weight, in twelve operations, and a matrix product:
+# neighbours into one loop, which reads its inputs once and writes its result once. To see this,
+# take Adam's update of a weight, in twelve operations, and a matrix product:
 
 # %%
 def adam(weight, mean, square, gradient):
@@ -227,7 +219,7 @@ numbers = np.random.default_rng(0).uniform(1, 2, [2048, 2048]).astype("float32")
 both = {adam: [numbers] * 4, product: [numbers[:128], numbers]}
 
 # %% [markdown]
-# This is what compiled functions run:
+# `compiled.kernels` lists what a compiled function runs:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(first):
@@ -237,9 +229,10 @@ with tf.device(first):
         print(f"{function.__name__ + ':':10}", compiled.kernels(function, *given))
 
 # %% [markdown]
-# In `gradients`, each layer keeps its three matrix products (`dot`), the first layer two, because
-# nobody needs the gradient of the images. All else is in fused loops (`fusion`), three in `adam`.
-# Which of `adam` and `product` is faster with XLA, on one core?
+# A `dot` is a matrix product, and a `fusion` is a fused loop. In `gradients`, each layer keeps its
+# three products, the first layer two, because nobody needs the gradient of the images. Adam's
+# twelve operations became three loops, one for each result. Which of `adam` and `product` is faster
+# with XLA, on one core?
 
 # %%
 for function, given in both.items():
@@ -252,7 +245,7 @@ for function, given in both.items():
 
 # %% [markdown]
 # `adam` is faster, because three loops go through memory less often than twelve operations. A
-# product stays a product, so a step gains by what lies between.
+# product stays a product, so XLA speeds up only what a step does between its products.
 #
 # ## Break it
 #
@@ -285,8 +278,9 @@ print(*(each.message for each in said))
 
 # %% [markdown]
 # XLA refuses the whole function; `PyFunc` is what `numpy_function` makes. `fit` runs it between its
-# functions, once on each device, and says so. On a GPU, the data then goes to the host and back, so
-# write such a layer with TensorFlow's own operations.
+# functions, once on each device, and says so; the other two operations are on single numbers. On a
+# GPU, NumPy's data goes to the host and back, so write such a layer with TensorFlow's own
+# operations.
 #
 # | | |
 # |---|---|
@@ -297,19 +291,22 @@ print(*(each.message for each in said))
 #
 # ## On GPUs
 #
-# A small kernel often takes longer to start than to run. On one H200, a step of ResNet-50 started
+# A small kernel often takes longer to start than to run. On an H200, a step of ResNet-50 started
 # 7,259 kernels and took 113 ms without XLA, and 1,078 and 36.6 ms with it ([stored
-# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)). A
-# second GPU can at best halve the time.
+# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)). This
+# is three times as fast; a second GPU gives at most two.
 #
-# By default, each BatchNormalization uses the whole batch, which is an exchange forward and one
-# back: 52 of them cut MobileNetV2 into 212 functions. `synchronized=False` leaves these out.
+# By default, each BatchNormalization uses the whole batch, which needs an exchange forward and one
+# back. In MobileNetV2, 52 of them cut the step into 212 functions. `synchronized=False` leaves
+# these exchanges out.
 #
 # ## On your own
 #
-# **1.** The loss of a text counts its words, but not the padding. The stub asks NumPy for it. Write
-# `word_loss(losses, is_word)` so that XLA compiles it: the mean of all `losses` for which `is_word`
-# is True, and 0 if there is none. Both are tensors of one shape.
+# ### Exercise 1
+#
+# The loss of a text counts its words, but not the padding. The stub asks NumPy for it. Write
+# `word_loss(losses, is_word)` so that XLA compiles it. It returns the mean of all `losses` for
+# which `is_word` is True, and 0 if there is none. Both are tensors of one shape.
 
 # %% tags=["exercise"]
 def word_loss(losses, is_word):
@@ -330,10 +327,12 @@ def word_loss(losses, is_word):
 checks.word_loss(word_loss)
 
 # %% [markdown]
-# **2.** XLA compiles again for each new size of a device's share. An epoch has batches of `batch`
-# examples; the last one has what is left. The shares of a batch differ by at most one example.
-# Write `sizes(examples, batch, devices)`: how many different sizes of shares are there in one
-# epoch? No batch has fewer examples than there are devices.
+# ### Exercise 2
+#
+# XLA compiles again for each new size of a device's share. An epoch has batches of `batch`
+# examples; the last one has what is left, never fewer than there are devices. The shares of a batch
+# differ by at most one example. Write `sizes(examples, batch, devices)`, which returns how many
+# different sizes of shares there are in one epoch.
 
 # %% tags=["exercise"]
 def sizes(examples, batch, devices):
@@ -356,7 +355,7 @@ checks.sizes(sizes)
 # - With `fit`, 891 operations became 5 compiled functions. By hand, 108 on a device became 2.
 # - After three steps the weights differed by less than 1e-12 from those of one device.
 # - On one core, Adam's update was faster with XLA, and a matrix product was not.
-# - XLA refused a function that asks NumPy. `fit` ran these 2 operations by themselves.
+# - XLA refused a function that asks NumPy, and `fit` ran that operation by itself.
 #
 # ## Compared with other ways
 #
@@ -367,7 +366,6 @@ checks.sizes(sizes)
 #
 # ## In practice
 #
-# On GPUs leave `jit_compile` out, and give all batches one size. If `fit` names an operation that
-# XLA does not have, write your layer without it.
+# On GPUs leave `jit_compile` out, and give all batches one size.
 #
 # Next: [[next]].

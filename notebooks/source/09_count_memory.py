@@ -4,19 +4,19 @@
 # A batch of 64 trains, and a batch of 256 ends in a `ResourceExhaustedError`. Would 128 have
 # fitted?
 #
-# **In this lesson** you say what a training step will hold, and the largest batch that fits, before
-# you train. Our small network has 18 kB of weights, and a step of 512 images holds more than a
-# thousand times as much, mostly the outputs of the layers and the gradients of these outputs:
+# **In this lesson** two calls answer this before you train. For our small network, one counts that
+# a step of 512 images holds 36.2 MB, and the other that 11,802 images fit into 1 GB. Only 18.3 kB
+# are weights. Nearly all else is outputs of layers, and the gradients of these outputs:
 #
-# ![Six columns: what is held while three layers run forward and back. The outputs of layers 1, 2
-# and 3 pile up; then gradients come and outputs go. The highest column, the peak, is at layer 2 of
-# the backward pass: outputs 1 and 2, gradients 2 and 1.](pictures/09_stack.svg)
+# ![Six columns. In the forward pass the outputs of three layers pile up; in the backward pass
+# gradients come and outputs go. The peak is at layer 2 of the backward
+# pass.](pictures/09_stack.svg)
 #
 # Each column is a moment of a step. In the **forward pass** each layer computes its output, and the
 # output has to stay, because the **backward pass** needs it again. The backward pass begins at the
-# last layer. At each layer it turns the gradient of the layer's output into the gradients of its
-# weights and of the output before it. After that, the layer's output and its gradient can go. The
-# highest column is the **peak**, which has to fit into the device.
+# last layer. At each layer it takes the gradient of the layer's output, and computes from it the
+# gradients of the layer's weights and of the output before. After that, the layer's output and its
+# gradient can go. The highest column is the **peak**, which has to fit into the device.
 #
 # ## The lines to paste
 #
@@ -28,8 +28,8 @@
 # ```
 #
 # `model` is your compiled Keras model. Both lines count from the graph of the step, and nothing is
-# trained. On a GPU, compile the model with `jit_compile=False`: else Keras has XLA, TensorFlow's
-# compiler, rebuild the step, which changes the peak.
+# trained. On a GPU, compile the model with `jit_compile=False`. Without it, Keras uses XLA, a
+# compiler that rebuilds the step and so changes the peak.
 #
 # **You need** [[00]].
 
@@ -76,18 +76,18 @@ print(predicted)
 print("largest batch in 1 GB:", memory.fits(model, 1e9))
 
 # %% [markdown]
-# Nearly everything is **activations**. Here the outputs' gradients are counted among them.
-# **Slots** are the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients" are
-# those of the weights, and none of them is held at the counted peak.
+# A layer's outputs are its **activations**; this line also counts their gradients. **Slots** are
+# the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients" are those of the
+# weights, and none of them is held at the counted peak.
 #
 # The prediction has a range, because a real step may run its operations in another order.
 # `memory.fits` counts with its upper end.
 #
 # ## Is it true?
 #
-# A trace of a real step lists every tensor made and freed. TensorFlow may run operations in another
-# order than the picture's, and then a step holds more, so we trace three steps. `scratch=False`
-# leaves out what an operation borrows only while it runs:
+# A trace of a real step lists every tensor made and freed. We trace three steps, because TensorFlow
+# may run one in another order than the picture's, and then it holds more. `scratch=False` leaves
+# out what an operation borrows only while it runs:
 
 # %%
 images, labels = digits.load(512)
@@ -98,8 +98,9 @@ step = steps[np.argmin(peaks)]  # in the picture's order
 print("all in the range:", predicted.low < min(peaks) <= max(peaks) < predicted.high)
 
 # %% [markdown]
-# All three peaks are in the range. The chart shows the step that held least: each place to the
-# right is one large tensor made or freed, and names mark outputs:
+# All three peaks are in the range. The chart shows the step that held least. With each large tensor
+# that is made or freed the curve goes one place to the right; a name stands where a layer's output
+# was made:
 
 # %% tags=["varies", "cover"]
 drawings.within(charts.live_bytes(step, by="tensor"), predicted)
@@ -112,9 +113,9 @@ plt.show()
 #
 # ## It does not fit: what now
 #
-# Assume that two devices have 25 MB free each. `memory.plan` counts what the fullest device holds
-# with each remedy, in the order to try them. A `*` marks what fits; the last column is the code to
-# write:
+# Assume that two devices have 25 MB free each. `memory.plan` lists the remedies in the order to try
+# them. Each row has the remedy, what the fullest device then holds, and the code to write. A `*`
+# marks what fits:
 
 # %% tags=["nbval-ignore-output"]
 advice = memory.plan(model, batch=512, devices=2, budget=25e6)
@@ -123,9 +124,9 @@ for way in advice.ways:
     print(f"{fits} {way.name:31}{memory.size_text(way.held):>8}  {way.write}")
 
 # %% [markdown]
-# The remedies that fit halve the activations: half of the batch on a device at a time, or half of
-# the bytes for each number. Weights and slots, the "state", are too small here to matter. `fit`
-# comes from `mgpu_helpers`; [[10]], [[11]] and [[12]] explain its options.
+# Four remedies fit. They halve the activations: a device computes half of the batch at a time, or
+# keeps half of the bytes of each number. Weights and slots, the "state", are too small here to
+# matter. `fit` comes from `mgpu_helpers`. Its options are in [[10]], [[11]] and [[12]].
 #
 # | | `memory.predict`, `fits` and `plan` |
 # |---|---|
@@ -152,9 +153,9 @@ print(f"traced {sum(held.bytes for held in largest):,}")
 #
 # ## Break it
 #
-# If memory grows from step to step, a list often keeps too much. Two loops collect the losses of
-# their steps. One keeps numbers. The other keeps each loss with its tape, and a persistent tape
-# holds the outputs of its step:
+# Memory that grows from step to step often means that a list keeps too much. Here two loops collect
+# the losses of their steps. The first keeps numbers. The second keeps each loss together with its
+# tape, and a persistent tape holds the outputs of its step:
 
 # %%
 def one_step():
@@ -198,18 +199,20 @@ print(alive, "tapes are alive after", len(history), "steps")
 #
 # ## On GPUs
 #
-# > Leave a tenth of the GPU free. The allocator took [3 to 9 % more on an
+# > Leave a tenth of the GPU free. TensorFlow took [3 to 9 % more on an
 # > H100](../docs/first_ten_minutes_on_a_gpu.md#10-what-an-h100-showed) than a traced step held, and
 # > the CUDA context, a few hundred megabytes, is not counted either. The first step may hold far
-# > more for a moment.
+# > more for a moment, probably because cuDNN tries its algorithms.
 #
 # ## On your own
 #
-# **1.** Count layers from 0 here. Layer `i` of a network keeps `kept[i]` float32 numbers of each
-# example. While the backward pass is at layer `i`, these are alive: the outputs of the layers 0 to
-# `i`, the gradient of output `i` and the gradient of output `i - 1`. Layer 0 has no output before
-# it. Write `peak`, which returns the bytes of the moment that holds most. With the sizes of `conv1`
-# and `pool1`, `peak([6272, 1568], 512)` is 32,112,640.
+# ### Exercise 1
+#
+# Count layers from 0 here. Layer `i` of a network keeps `kept[i]` float32 numbers of each example.
+# While the backward pass is at layer `i`, these are alive: the outputs of the layers 0 to `i`, the
+# gradient of output `i` and the gradient of output `i - 1`. Layer 0 has no output before it. Write
+# `peak`, which returns the bytes of the moment that holds most. With the sizes of `conv1` and
+# `pool1`, `peak([6272, 1568], 512)` is 32,112,640.
 
 # %% tags=["exercise"]
 def peak(kept, batch):
@@ -228,9 +231,11 @@ def peak(kept, batch):
 checks.peak_of_a_stack(peak)
 
 # %% [markdown]
-# **2.** `train(step, steps)` calls `step()`, which returns a loss and its tape. You want to look at
-# the worst step. Change `train` so that it returns the losses as a list of numbers, and the tape of
-# the largest loss. When a step begins, only the tape of the largest loss so far may be alive.
+# ### Exercise 2
+#
+# `train(step, steps)` calls `step()`, which returns a loss and its tape. You want to look at the
+# worst step. Change `train` so that it returns the losses as a list of numbers, and the tape of the
+# largest loss. When a step begins, only the tape of the largest loss so far may be alive.
 
 # %% tags=["exercise"]
 def train(step, steps):

@@ -3,19 +3,17 @@
 #
 # Your model trains with a batch of 64, but a batch of 256 ends with the error "out of memory".
 #
-# **In this lesson** one line makes a training step hold much less, and you count whether it then
-# computes more.
+# **In this lesson** one line makes a step hold much less, and you count whether it then computes
+# more:
 #
 # | the line to paste | what it does | our step holds |
 # |---|---|---|
-# | `fit.use(model, pieces=4)` | **accumulation** | about 30 % |
-# | `fit.use(model, recompute=True)` | **recomputation** | about 30 % |
-# | `keras.config.set_dtype_policy("mixed_bfloat16")` | **mixed precision** | about two thirds |
+# | `fit.use(model, pieces=4)` | takes the batch in four **pieces**, updates once | about 30 % |
+# | `fit.use(model, recompute=True)` | computes activations twice, keeps few | about 30 % |
+# | `keras.config.set_dtype_policy("mixed_bfloat16")` | halves activations | about two thirds |
 #
-# Accumulation takes the batch in **pieces**, also called micro-batches, and updates the weights
-# once. Recomputation, or
-# gradient checkpointing, computes activations twice instead of keeping them. Mixed precision keeps
-# them in half the bytes.
+# The first is **accumulation**, whose pieces are also called micro-batches, the second
+# **recomputation**, or gradient checkpointing, and the third **mixed precision**.
 #
 # `fit.use` takes a compiled model, and `fit.alone(model)` undoes it. The third line has to come
 # before the model is built.
@@ -79,18 +77,19 @@ with tf.device(device):
 drawings.hills(steps, device)
 
 # %% [markdown]
-# The forward pass leaves **activations** for the backward pass. There the curve climbs on, because
-# gradients of outputs come on top, and TensorFlow frees many of them late.
+# The forward pass leaves **activations** for the backward pass. In the backward pass the curve
+# first climbs on, because gradients come on top, and TensorFlow frees many activations late.
 #
-# - Accumulated, each piece makes a hill. Between two hills the sum of gradients is kept. The first
-#   hill may be a little higher.
-# - Recomputed, the network is in four parts, and each makes a hill, the last part first. Every
-#   other part runs forward a second time before it runs backward.
+# - Accumulated, each piece makes a hill, the first often higher. Between two hills the sum of
+#   gradients is kept.
+# - Recomputed, the network is in four parts, and each makes a hill, the last part first. The three
+#   others run forward a second time before they run backward.
 # - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
 #
-# Assume that 10 MB are free for the weights and what a step adds. Which step fits? Does it compute
-# more? A backward pass computes about as much as two forward passes, so a step is nearly three.
-# `graph.flops` counts the additions and multiplications of matrix products:
+# Assume that 10 MB are free for the weights and what a step adds. Which step fits, and does it
+# compute more? `graph.flops` counts the additions and multiplications of matrix products. A
+# backward pass has about twice as many as a forward pass, so a step computes nearly three forward
+# passes:
 
 # %%
 weights = 4 * models["as it is"].count_params()
@@ -102,21 +101,21 @@ for name, step in steps.items():
 
 # %% [markdown]
 # Accumulation and recomputation fit; bfloat16 alone does not. Only recomputation computes more:
-# 0.61 of a forward pass, not a whole one, because the last part, and the last product of each other
-# part, run forward only once.
+# 0.61 of a forward pass, not a whole one, because the last part runs forward only once, and the
+# backward pass does not need the last product of each other part.
 #
 # ## Ask before you run
 #
 # `memory.plan` estimates all this before a step runs. Call it before `fit.use`. In brackets is the
-# range over possible orders of operations; "perhaps" means that the step fits in only some of them.
+# range over possible orders of operations; "perhaps" means that it fits in only some of them.
 # `work` is relative to the step as it is, and `crosses` is what moves to or from the device:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
-# Six pieces fit in any counted order. Four fitted above, too, and larger pieces keep a GPU busier.
-# The last row is for [[11]].
+# Six pieces fit in any counted order. Four pieces and recomputation fitted above, in the order that
+# TensorFlow took. Larger pieces keep a GPU busier.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
@@ -124,21 +123,20 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # | **It costs** | smaller products | up to one more forward pass | 7 digits become 2 or 3 |
 # | **Instead** | the smaller batch | more pieces, if they fit | the other two |
 #
-# If the weights are large and the batch is small, a step holds mostly weights and their gradients,
-# and none of the three helps; [[11]] or [[12]] does.
+# If the weights are large and the batch is small, a step holds mostly weights and their gradients.
+# Then none of the three helps: read [[11]], which explains the plan's last row, or [[12]].
 #
-# Each piece counts by its share of the examples, so the gradients add up to that of the batch, as
-# those of replicas did in [[01]]. BatchNormalization sees one piece at a time and computes other
-# numbers; `fit.use` warns of that.
+# Each piece counts by its share of the examples, so the sum of the pieces' gradients is the
+# gradient of the batch. BatchNormalization sees one piece at a time and computes other numbers;
+# `fit.use` warns of that.
 #
 # ## Recomputation by hand
 #
 # The backward pass of a block needs the 64 numbers that came in and the 256 in between. If we keep
 # the 64, we can compute the 256 again:
 #
-# ![As it is, the 64 numbers before each of three blocks and the 256 within it are kept. Recomputed,
-# the 64 are kept, and the 256 only within the block that runs
-# backward.](pictures/10_kept_and_again.svg)
+# ![As it is, the 64 and the 256 numbers of three blocks are kept; recomputed, the 256 only of the
+# block that runs backward.](pictures/10_kept_and_again.svg)
 #
 # A function under `tf.custom_gradient` returns its result and a second function. TensorFlow calls
 # that one in the backward pass, with `dy`, the gradient of the result. Ours runs the block again:
@@ -160,8 +158,8 @@ def recomputed(block, wait=True):
     return run
 
 # %% [markdown]
-# With `wait`, the second run begins when `dy` is there. Write down what you expect without `wait`.
-# Here are ten blocks without Keras:
+# With `wait`, the second run begins when `dy` is there. What will the peak be without it? Here are
+# ten blocks without Keras:
 
 # %%
 random = np.random.default_rng(0)
@@ -196,8 +194,9 @@ for name, step in made.items():
 # Ten products run twice, one for each block, and the peak falls to 0.3. Without `wait` nothing is
 # saved, and no error says so: TensorFlow finds that both runs compute the same and keeps the first.
 #
-# `recompute=True` takes several blocks as one part: fewer parts keep fewer inputs, but each is
-# larger. About √n parts are best for n blocks ([Chen, 2016](../docs/sources.md#sublinear)).
+# `recompute=True` takes several blocks as one part. With fewer parts, fewer inputs are kept, but
+# each part holds more while it runs. About √n parts are best for n blocks ([Chen,
+# 2016](../docs/sources.md#sublinear)).
 #
 # ## Precision by hand
 #
@@ -235,8 +234,8 @@ for name, options in {"accumulated": {"pieces": 4}, "recomputed": {"recompute": 
 # %% [markdown]
 # ## Break it
 #
-# What does `recomputed` make of dropout? It sets each number to 0 with a chance of one half, and
-# doubles the others:
+# Dropout sets each number to 0 with a chance of one half here, and doubles the others. What does
+# `recomputed` make of it?
 
 # %%
 tf.random.set_seed(1)
@@ -247,20 +246,25 @@ print("result  ", *dropped.numpy().astype(int))
 print("gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
-# The gradient should be 2 at the same places as the result, but the second run drew another mask.
-# No error says so. `fit.use` gives both runs the same seeds, and refuses a layer without a seed.
+# The gradient should be 2 at the same places as the result, but the second run silently drew
+# another mask. `fit.use` gives both runs the same seeds, and refuses a layer without a seed.
 #
 # ## On GPUs
 #
 # > `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), `mixed_float16`
-# > from Volta on (V100, T4). XLA, which would change the peaks above, is off here as in [[09]].
+# > from Volta on (V100, T4). XLA, which would change the peaks above, is off in this lesson.
 #
 # ## On your own
 #
-# **1.** Write `fewest(batch, room, fixed, added, example)`: the smallest number of pieces with
-# which a step fits into `room` bytes. It holds `fixed` bytes, `example` bytes for each example of
-# the largest piece, and from two pieces on `added` bytes for the sum of gradients. The pieces are
-# as equal as whole examples allow. Return 0 if nothing fits.
+# ### Exercise 1
+#
+# Write `fewest(batch, room, fixed, added, example)`: the smallest number of pieces with which a
+# step fits into `room` bytes, or 0 if none does. The pieces are as equal as whole examples allow. A
+# step holds
+#
+# - `fixed` bytes in any case,
+# - `example` bytes for each example of the largest piece,
+# - `added` bytes for the sum of gradients, if there are two or more pieces.
 
 # %% tags=["exercise"]
 def fewest(batch, room, fixed, added, example):
@@ -280,9 +284,11 @@ def fewest(batch, room, fixed, added, example):
 checks.fewest(fewest)
 
 # %% [markdown]
-# **2.** Write `drop(x, seed)`, a dropout that may run twice. It keeps about half of the numbers,
-# doubled, and draws for each number on its own. `seed` holds two whole numbers. The same seed gives
-# the same mask, and another seed another mask. (Look for `stateless` in `tf.random`.)
+# ### Exercise 2
+#
+# Write `drop(x, seed)`, a dropout that may run twice. It keeps about half of the numbers, doubled,
+# and draws for each number on its own. `seed` holds two whole numbers. The same seed gives the same
+# mask, and another seed another mask. Look for `stateless` in `tf.random`.
 
 # %% tags=["exercise"]
 def drop(x, seed):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from mgpu_helpers import trace
+from mgpu_helpers import charts, trace
+from mgpu_helpers.charts.base import panels
 
 MOVES = ("VariableOp", "Iterator", "Optional", "StridedSlice", "Identity", "VarHandle")
 IDLE = {"Const", "Placeholder", "Identity"}
@@ -46,6 +48,21 @@ def started(step: trace.Trace) -> str:
     idle = (op.type in IDLE or "Var" in op.type for op in step.ops)
     found = Counter(op.device for op, each in zip(step.ops, idle, strict=True) if not each)
     return ", ".join(f"{n} on {device}" for device, n in sorted(found.items()))
+
+
+def draw(steps: Mapping[str, trace.Trace], *names: str) -> None:
+    """Draw steps one below the other; in each, name a device's compiled functions, in order."""
+    with panels(len(steps), 1, figsize=(8, 4.6), sharex=True) as (_, grid):
+        for ax, (title, step) in zip(grid.flat, steps.items(), strict=True):
+            left = {device: iter(names) for device in step.devices}
+            ops = (  # which have the order of their starts
+                replace(op, name=next(left[op.device], op.name)) if "Call" in op.type else op
+                for op in step.ops
+            )
+            charts.timeline(replace(step, ops=tuple(ops)), ax, by="operation")
+            ax.set_title(title, loc="left")
+            ax.label_outer()
+        ax.set_xlim(0, 1e3 * max(step.length for step in steps.values()))
 
 
 def kernels(function: Callable[..., Any], *args: Any) -> str:
