@@ -13,9 +13,10 @@ import numpy as np
 from mgpu_helpers.fit._islands import Compiled
 
 LAYERS, UNITS = 6, 32  # a gradient of a layer has 4 KiB and a bias
+LARGE = 512  # one of 1 MiB
 
 
-def made(strategy: Any, size: int) -> Any:
+def made(strategy: Any, size: int, units: int = UNITS) -> Any:
     """Make a model whose gradients are exchanged in packs of so many bytes, 0 for one pack."""
     import keras
     import tensorflow as tf
@@ -23,8 +24,8 @@ def made(strategy: Any, size: int) -> Any:
     strategy.packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size)
     keras.utils.set_random_seed(0)
     with strategy.scope():
-        layers = [keras.layers.Dense(UNITS, "tanh") for _ in range(LAYERS)]
-        model = keras.Sequential([keras.Input([UNITS]), *layers])
+        layers = [keras.layers.Dense(units, "tanh") for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input([units]), *layers])
         model.compile("adam", "mse")
         model.optimizer.build(model.trainable_variables)
     return model
@@ -33,11 +34,12 @@ def made(strategy: Any, size: int) -> Any:
 def waits(strategy: Any, size: int, compiled: bool = False) -> list[int]:
     """Give how many products of the backward pass each all-reduce of gradients waits for.
 
-    compiled: how many compiled functions it waits for.
+    compiled: of large layers, how many compiled functions it waits for.
     """
     import tensorflow as tf
 
-    model, x = made(strategy, size), tf.ones([4, UNITS])
+    units = LARGE if compiled else UNITS
+    model, x = made(strategy, size, units), tf.ones([4, units])
     step = tf.function(lambda: strategy.run(model.train_step, [(x, x)]))
     if compiled:
         step = Compiled(step, strategy.extended.worker_devices).run

@@ -313,7 +313,7 @@ def test_gradients_are_exchanged_while_the_backward_pass_runs(tf, plan):
     ring = _of(tf.distribute.MirroredStrategy)(list(plan.devices))
     assert ring.packs.bytes_per_pack == PACK
     assert fit_packs.waits(ring, 8000) == [3, 7, 11] * 2
-    assert fit_packs.waits(ring, 8000, compiled=True) == [1, 2, 3] * 2
+    assert fit_packs.waits(ring, 2 * 2**20, compiled=True) == [1, 2, 3] * 2
 
 
 SEVERAL = """

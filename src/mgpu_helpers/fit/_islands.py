@@ -26,7 +26,7 @@ from mgpu_helpers.graph.walk import BRANCHES, LOOPS, called
 
 LEAST = 3  # operations that compute, for an island
 SMALL = 0.25  # of an island's operations
-LEAST_SENT = 0.1  # of what an island sends, for a part of its own
+LEAST_SENT = 250_000  # numbers: some of the gradients, and no statistics of a layer
 FREE = {"Identity", "Reshape", "Squeeze", "ExpandDims", "Shape", "StopGradient", CONSTANT}
 TASK = re.compile(r"(?:^|/)([FB]\d+)(?:/|$)")  # in a name: of a stage, which is not to be joined
 LENGTH = 1000  # of an axis that a graph does not know, where sizes are compared
@@ -307,12 +307,11 @@ class Islands:
 def _by_exchange(nodes: list[Node], users: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
     """Let an island end where gradients leave for an exchange, which runs beside the next one."""
     sends = [
-        (node, size) for node in nodes
-        if any(EXCHANGE.search(user.kind) for user in users[node]) and (size := node.elements)
+        node for node in nodes
+        if node.elements > LEAST_SENT and any(EXCHANGE.search(user.kind) for user in users[node])
     ]  # fmt: skip
-    whole = sum(size for _, size in sends)
     parts, left = [], {*nodes}
-    for send in [node for node, size in sends if size > LEAST_SENT * whole][:-1]:
+    for send in sends[:-1]:
         needed, new = set[Node](), [send]
         while new:
             node = new.pop()
