@@ -15,7 +15,7 @@
 # lr=1,data=large    done    0.926     0.758
 # ```
 #
-# A **sweep** has a job for each combination. In a terminal:
+# A **sweep** has a job for each combination. You start it in a terminal:
 #
 # ```shell
 # mgpu run train.py --grid lr=0.1,0.3,1 data=small,large --skip-done
@@ -143,8 +143,7 @@ mgpu(sweep)
 
 # %% [markdown]
 # The jobs that were done were skipped, and the failed ones ran again. The line also goes on after
-# Ctrl-C, and begins a job that was cut off again. If you add a value to the line, only the new jobs
-# run.
+# Ctrl-C, and repeats a job that was cut off. If you add a value to the line, only the new jobs run.
 #
 # ## Find the best
 #

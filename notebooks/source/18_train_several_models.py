@@ -10,10 +10,10 @@
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/18_turns.svg)
 #
-# In turn, the times of both models add up. At once, the time of the larger one is enough, at best.
-# Below, two models have 88,772 weights and optimizer values, and all of them end with the same bits
-# in both ways. A **thread** is a part of a program that runs beside its other parts, and these
-# lines start one for each model:
+# In turn, the times of both models add up. At once, at best, you wait only for the larger one.
+# Below, two models and their optimizers have 88,772 numbers, and end with the same ones in both
+# ways. A **thread** is a part of a program that runs beside its other parts, and these lines start
+# one for each model:
 #
 # ```python
 # from concurrent.futures import ThreadPoolExecutor

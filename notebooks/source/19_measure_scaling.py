@@ -5,8 +5,8 @@
 # of that is chance?
 #
 # **In this lesson** you compare one device with several so that the number can be believed, and
-# find out what holds it back. More devices are not always faster: below, a step takes 222 ms on
-# four GPUs, and 240 ms on eight.
+# find out what holds it back. More devices are not always faster: in a note below, a step takes 222
+# ms on four GPUs, and 240 ms on eight.
 #
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
@@ -132,7 +132,8 @@ for row in published.P40:
 # which the GPUs share. One GPU takes f + r = 445 ms, and two take f + r/2 = 253 ms. The difference,
 # 192 ms, is r/2. So r is 384 ms, and f is 61 ms. With this f, four GPUs would take 61 + 384/4 = 157
 # ms, but they take 222. So f grows with the GPUs, as it does if all gradients meet on one of them.
-# A larger batch would help, because it makes r longer, and not f.
+# A larger batch helps: it makes r longer, but not f. The note has no brackets, so 240 and 222 ms
+# may be equal.
 #
 # | | |
 # |---|---|
@@ -142,9 +143,8 @@ for row in published.P40:
 #
 # ## How many pairs?
 #
-# Are fifteen pairs enough? We make up a thousand comparisons, in which each time varies by about 10
-# %. How often is a difference found if there is none, and how often if one way is really 10 %
-# faster?
+# We make up a thousand comparisons, in which each time varies by about 10 %. How often is a
+# difference found if there is none, and how often if one way is really 10 % faster?
 
 # %%
 def found(pairs, gain):

@@ -190,8 +190,8 @@ print(f"without a break {whole:.6f}, from the backup {again:.6f}, equal: {whole 
 # %% [markdown]
 # ## Break it
 #
-# Now the backup loses one of its four entries, and the training takes this one from `start()`.
-# Write down first which of them you could do without:
+# Now the backup loses one entry at a time, and the training takes it from `start()` instead. Write
+# down first which of the four you could do without:
 
 # %%
 for name in start():
