@@ -107,7 +107,7 @@ drawings.speedups({"strong": strong, "weak": weak}, devices=most)
 plt.show()
 
 # %% [markdown]
-# Each line is such an interval, and the dot is its median. Grey lines contain 1.
+# Each line is such an interval with its median. Grey lines contain 1.
 #
 # In strong scaling a small batch gains little or loses, because the fixed part takes most of its
 # step. The large batch does better. In weak scaling the global batch grows with the devices. This
