@@ -99,7 +99,7 @@ print(f"{most * many} images a step:", strong[many])
 # The line says how many times as fast: the median of fifteen ratios, one for each pair of runs. The
 # brackets hold a **confidence interval**: the median of far more pairs would be inside in at least
 # nine of ten cases. If the brackets contain 1, the line says "cannot be told apart". Here are both
-# ways of scaling:
+# ways:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 weak = {b: timing.Comparison(took[1, b], took[most, most * b]) for b in (few, many)}

@@ -99,7 +99,7 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 #
 # | | |
 # |---|---|
-# | **Use it when** | one machine is full, and [steps are long](#When-a-second-machine-pays) |
+# | **Use it when** | one machine is full, and its steps are long, as counted below |
 # | **It costs** | seconds for the start, an exchange in each step, waits for the slowest worker |
 # | **Instead** | fill one machine first: its GPUs exchange gigabytes in a second |
 #
