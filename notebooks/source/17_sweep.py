@@ -1,19 +1,33 @@
 # %% [markdown]
 # # Sweep
 #
-# You look for the best learning rate in a loop, which tries one setting after the other on one of
-# your four GPUs. At night the second setting fails, which ends the loop, and in the morning the
-# others have not run.
+# You look for the best learning rate. A loop tries one setting after the other on one of your four
+# GPUs. At night the second setting fails and ends the loop, and in the morning the others have not
+# run.
 #
-# **In this lesson** one line tries a grid of settings on all devices, goes on after a failure, and
-# gives a table in which you find the best.
+# **In this lesson** one line tries every combination of your settings on all devices, goes on after
+# a failure, and prints a table in which you find the best. These are three of its rows:
+#
+# ```text
+# name               status  loss   accuracy
+# lr=0.1,data=large  done    1.262     0.897
+# lr=0.3,data=large  done    0.655     0.922
+# lr=1,data=large    done    0.926     0.758
+# ```
+#
+# A **sweep** has a job for each combination. You start it in a terminal:
+#
+# ```shell
+# mgpu run train.py --grid lr=0.1,0.3,1 data=small,large --skip-done
+# ```
+#
+# In the picture, three of the six jobs fail, because a file is missing. When the file is there, you
+# start the same line again. With `--skip-done`, only these three run:
 #
 # ![Two starts of six jobs. In the first, three are done and three fail. The second skips what is
 # done and runs the others. A file keeps how each job ended.](pictures/17_again.svg)
 #
-# A **sweep** has a job for each combination of the settings. In the picture three of six fail,
-# because a file is missing. The same line, started again, runs only these three. Your script has to
-# take its settings as arguments and print its result as a line of JSON:
+# Your script has to take its settings as arguments and print its result as a line of JSON:
 #
 # ```python
 # import argparse
@@ -25,12 +39,6 @@
 # options = parser.parse_args()
 # ...  # build and train with options.lr and options.data
 # print(json.dumps({"loss": float(loss), "accuracy": float(accuracy)}))
-# ```
-#
-# Then this line, in a terminal, runs the sweep:
-#
-# ```shell
-# mgpu run train.py --grid lr=0.1,0.3,1 data=small,large --skip-done
 # ```
 #
 # **You need** [[16]].
@@ -63,9 +71,10 @@ from mgpu_helpers.lessons.checks import lesson_17 as checks
 # %% [markdown]
 # ## A script to sweep
 #
-# Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that
-# a job takes a part of a second. A Keras script such as [train.py](scripts/train.py) of [[16]] is
-# swept in the same way, with its own arguments, `--lr` and `--width`. The digits come from files:
+# Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that a
+# job takes a fraction of a second. A Keras script is swept in the same way:
+# [train.py](scripts/train.py) has the arguments `--lr` and `--width`. Here the digits come from
+# files:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -106,7 +115,7 @@ print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
 # ## Try it
 #
 # The function `mgpu` runs a line as a terminal does. It prints the runner's messages, its table and
-# the exit status. One of the two data sets, `large`, is still missing:
+# the exit status. The file with the large data set is still missing:
 
 # %%
 def mgpu(line, parts=2):
@@ -125,8 +134,8 @@ print((folder / "logs" / "02_lr=0.1,data=large.log").read_text().splitlines()[-1
 
 # %% [markdown]
 # Each job is named after its settings and runs on the next free device. Three jobs failed, and the
-# others went on. The end of a failed job's log names the cause. The exit status is 1, so a batch
-# script can notice the failure. Now we save the missing file and start the line again:
+# others went on. The last line of a failed job's log names the cause. The exit status is 1, so a
+# batch script can notice the failure. Now we save the missing file and start the line again:
 
 # %% tags=["nbval-ignore-output"]
 save("large", n=1000)
@@ -134,11 +143,13 @@ mgpu(sweep)
 
 # %% [markdown]
 # The jobs that were done were skipped, and the failed ones ran again. The line also goes on after
-# Ctrl-C or a restart of the machine, which is not shown here. A job that was cut off then begins
-# again. If you add a value to the line, only the new jobs run.
+# Ctrl-C, and repeats a job that was cut off. If you add a value to the line, only the new jobs run.
 #
-# When a job starts, and when it ends, the runner adds a line of JSON to `logs/jobs.jsonl`. `read`
-# returns the lines of ended jobs. The chart shows the accuracy on unseen digits:
+# ## Find the best
+#
+# The runner keeps all results in the file `logs/jobs.jsonl`. It adds a line of JSON when a job
+# starts, and another when it ends. `read` returns the lines of jobs that have ended, and from them
+# we draw the accuracy on unseen digits:
 
 # %%
 def read(logs):
@@ -160,12 +171,13 @@ ax.set_title("Accuracy by learning rate and data", loc="left")
 plt.show()
 
 # %% [markdown]
-# With both data sets the best rate, 0.3, is between two that are worse. If the best value is at the
-# edge of a grid, add a value beyond it.
+# With both data sets, 0.3 is better than the smaller and the larger rate. If the best value is at
+# the edge of a grid, add a value beyond it.
 #
 # ## What a grid is
 #
-# `jobs.grid` makes every combination of the values, as two nested loops do:
+# `--grid` makes every combination of the values, as two nested loops do. In Python, `jobs.grid`
+# returns them:
 
 # %%
 by_hand = [[f"--lr={lr}", f"--data={data}"] for lr in (0.1, 0.3, 1) for data in ("small", "large")]
@@ -177,7 +189,7 @@ print(by_hand[0])
 # ## Proof
 #
 # A continued sweep has to give the results of an unbroken one, and must not do anything twice. Here
-# is the same grid, without a failure and with logs of its own:
+# is the same grid without a failure, with logs in another folder:
 
 # %%
 mgpu("run softmax.py --grid lr=0.1,0.3,1 data=small,large --logs once", parts=0)
@@ -191,7 +203,7 @@ print("equal results:", results("logs") == results("once"))
 print(*sorted(Counter(row["status"] for row in read("logs")).items()))
 
 # %% [markdown]
-# The six losses are equal. The file of the continued sweep has six rows with "done" and three with
+# The losses are equal. The file of the continued sweep has six rows with "done" and three with
 # "failed", so no job that was done ran again.
 #
 # ## Break it
@@ -204,9 +216,9 @@ script.write_text(script.read_text().replace("range(20)", "range(100)"))
 mgpu(sweep, parts=1)
 
 # %% [markdown]
-# None ran, so the results are still those of 20 steps. No error says so, because the runner
-# compares only a command's words and its folder. To find out, compare the start of each job with
-# the last change of the script:
+# None ran, so the results are still those of 20 steps, and no error says so. The runner knows a job
+# by the words of its command and by its folder. It does not look into the script. To find such
+# results, compare the start of each job with the last change of the script:
 
 # %%
 changed = script.stat().st_mtime
@@ -223,30 +235,33 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # | **It costs** | a start of TensorFlow for each setting, and a script that takes arguments |
 # | **Instead** | KerasTuner or Optuna, if earlier results should choose the next setting |
 #
-# ## Before you choose
+# ## A grid, or settings at random?
 #
-# A grid grows as a product: four settings with five values each are 625 jobs. If only a few of the
-# settings matter, random ones find as good a result with far fewer jobs ([Bergstra and
-# Bengio](../docs/sources.md#random)). In this drawing only the rate matters:
+# A grid grows as a product: four settings with five values each are 625 jobs. Often only a few of
+# the settings matter. Then random settings find as good a result with far fewer jobs ([Bergstra and
+# Bengio](../docs/sources.md#random)), because each job tries another value of every setting. In
+# this drawing only the learning rate matters:
 #
 # ![A grid of nine jobs tries three rates, which all miss the best one. Nine random jobs try nine
 # rates, one close to the best.](pictures/17_grid_or_random.svg)
 #
-# For random settings, write the arguments of each job into a line of a file, such as
+# To try random settings, write the arguments of each job into a line of a file, such as
 # `--lr 0.27 --data large`, and start `mgpu run train.py --each FILE`.
 #
-# A job is "done" if its exit status was 0, and its loss may still be no number (NaN). The table
-# then shows `-`, so look for that first. The best of many results is partly luck: measure the best
+# ## Before you choose
+#
+# A job is "done" if its exit status was 0, even if its loss is no number (NaN). The table then
+# shows `-`, so look for that first. The best of many results is partly luck: measure the best
 # setting again, on data that had no part in the choice.
 #
 # ## On GPUs
 #
-# GPUs that others use are left alone, as in [[16]]. If a small training keeps only a part of a GPU
-# busy, try `--per-device 2`, with a memory limit for each job ([[05]]).
+# If a small training keeps only a part of a GPU busy, try `--per-device 2`, with a memory limit for
+# each job ([[05]]).
 #
 # On a cluster, `sbatch sweep.slurm train.py --grid lr=0.1,0.3` asks Slurm for four GPUs and sweeps
 # on them ([sweep.slurm](scripts/sweep.slurm)). If Slurm's time limit ends the sweep, submit the
-# same line again. For Kubernetes there is [sweep.yaml](scripts/sweep.yaml). Neither file has run on
+# same line again. Neither this file nor [sweep.yaml](scripts/sweep.yaml) for Kubernetes has run on
 # a cluster yet.
 #
 # ## On your own
@@ -276,8 +291,8 @@ checks.wall(wall)
 # %% [markdown]
 # **2.** Write `again(names, rows)`, which returns the names of the jobs that a sweep still has to
 # run, in the order of `names`. `names` are all its jobs. `rows` are dictionaries with a name and a
-# status, one for each ended job, the oldest first. A job may have several rows, of which the newest
-# counts, or none.
+# status, one for each time that a job ended, the oldest first. A job may have no row, or several,
+# of which the newest counts.
 
 # %% tags=["exercise"]
 def again(names, rows):
@@ -298,7 +313,7 @@ checks.again(again)
 # ## What we saw
 #
 # - One line ran a grid of six trainings, and the rate 0.3 was the best.
-# - The sweep had failed in part. It went on, and its results were those without a failure.
+# - The same line ran the failed jobs later. The results were those of a sweep without a failure.
 # - After the script was edited, 6 of 6 results were older than the script, and no error said so.
 #
 # ## In practice

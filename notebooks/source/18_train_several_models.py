@@ -2,7 +2,7 @@
 # # Train several models at once
 #
 # You train several Keras models, for an ensemble or to compare them. One trains after the other,
-# and only one of your GPUs works.
+# and only one of your GPUs works at a time.
 #
 # **In this lesson** each model trains on a device of its own, all at the same time, and learns
 # exactly what it learns alone.
@@ -10,9 +10,10 @@
 # ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/18_turns.svg)
 #
-# At once, both models are done when the larger one is, at best. Two models below end with the same
-# 88,772 numbers in both ways. A **thread** is a part of a program that runs beside its other parts,
-# and these lines start one for each model:
+# In turn, the times of both models add up. At once, at best, you wait only for the larger one.
+# Below, two models and their optimizers have 88,772 numbers, and end with the same ones in both
+# ways. A **thread** is a part of a program that runs beside its other parts, and these lines start
+# one for each model:
 #
 # ```python
 # from concurrent.futures import ThreadPoolExecutor
@@ -105,8 +106,8 @@ models = list(map(make, widths, homes))
 histories = at_once(train, models, homes)
 
 # %% [markdown]
-# `pool.map` keeps the order of the models. Where did each model train? A trace of one step tells,
-# and leaves the weights as they are:
+# `pool.map` returns the results in the order of the models. Where did each model train?
+# `trace.fit_step` records the operations of one step, and leaves the weights as they are:
 
 # %%
 for name, model, device, history in zip(names, models, homes, histories):
@@ -120,8 +121,8 @@ for name, model, device, history in zip(names, models, homes, histories):
 #
 # ## Why `train` opens the block
 #
-# Does a new thread keep the `tf.device` block in which it was started? In such a block, `look`
-# makes one tensor in this thread and one in another:
+# You may want to put the block around the start of the threads instead. Does a new thread keep it?
+# Inside one block, `look` makes a tensor in this thread and another in a new thread:
 
 # %% tags=["unplaced"]
 def look(who):
@@ -138,9 +139,9 @@ with tf.device(plan.devices[-1]):
 #
 # ## Proof
 #
-# `twins` have the same seeds, and they train in turn. Then we compare every number that the models
-# and their optimizers hold. On GPUs some kernels add in any order, so there a number counts as
-# different only if it is off by more than 0.01 plus 1 %:
+# We build both models again, with the same seeds. These `twins` train in turn. Then we compare
+# every number that the models and their optimizers hold. On GPUs some kernels add in a changing
+# order, so there we count only differences of more than 0.01 plus 1 %:
 
 # %%
 def values(models):
@@ -159,7 +160,7 @@ for model, device in zip(twins, homes):
 compare(values(models), values(twins))
 
 # %% [markdown]
-# None differs, although `Dropout` draws random numbers. Each model has a generator of its own.
+# No number differs, although `Dropout` draws random numbers: each model has a generator of its own.
 #
 # ## Was it faster?
 #
@@ -191,15 +192,16 @@ timing.compare(
     names=("at once", "in turn"), warmup=0, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# On two quiet cores, both models are done sooner at once, but not in half of the time. Each takes
-# longer than in turn, as the bars show, because the threads take turns in Python and the cores
-# share memory. If other programs use these cores, at once may even be slower.
+# On two quiet cores, both models are done sooner at once, but not in half of the time. The bars
+# show why: each model takes longer at once than in turn, because the threads take turns in Python
+# and the cores share memory. If other programs use these cores, at once may even be slower.
 #
 # ## One function for all
 #
-# To avoid the turns in Python, one `tf.function` can hold a step of each model. TensorFlow runs
-# both after a single call from Python. `train_step` is what `fit` runs for each batch. `joined` has
-# the same seeds again. After a pass of 8 batches, are its losses those of `fit`?
+# With threads, Python starts each step of each model. A single `tf.function` can hold a step of all
+# models, and TensorFlow runs them at the same time after one call from Python. In `step_all`,
+# `train_step` is what `fit` runs for each batch. The models `joined` start with the same seeds as
+# before. After a pass of 8 batches, are their losses those of `fit`?
 
 # %%
 joined = list(map(make, widths, homes))
@@ -230,17 +232,19 @@ timing.compare(
     names=("one function", "in turn"), warmup=1, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# They are, without a thread. The function is also faster than `fit` in turn, because both devices
-# work at the same time, and `fit` does much in Python around each short step.
+# The losses are those of `fit`, and no thread was needed. The function is also faster than `fit` in
+# turn: both devices work at the same time, and it saves what `fit` does in Python around each short
+# step.
 #
 # | | use it when | it costs |
 # |---|---|---|
 # | **a thread for each** | each model fits on a GPU, and you keep `fit` | turns in Python |
 # | **one function** | steps are short, and equally many for all | you write the loop |
-# | **a process for each** ([[16]]) | a crash must not end the others | TensorFlow starts in each |
+# | **a process for each** ([[16]]) | one crash must not end all | TensorFlow starts in each |
 #
-# Two larger models, without `fit`, trained 1.6 to 1.7 times as fast as in turn in all three ways
-# ([result](../results/ensemble.json)). If one model is in a hurry, use all GPUs for it ([[01]]).
+# The longer the steps, the less the three ways differ. In a benchmark with two larger models on two
+# cores, in graph code without `fit`, all three were 1.6 to 1.7 times as fast as in turn
+# ([result](../results/ensemble.json)). If you want one model sooner, train it on all GPUs ([[01]]).
 #
 # ## Let them answer together
 #
@@ -260,14 +264,14 @@ for name, answer in zip(names, predicted):
 print("together", np.sum(ensemble.mean(predicted) == right))
 
 # %% [markdown]
-# The two read more digits right together than each alone. This helps if models err on different
+# Together they read more digits right than each alone. This helps if the models err on different
 # digits, so let them differ in their layers, first weights or data.
 #
 # ## Break it
 #
-# Now the models are built in the threads, too. Each thread sets its seed, and `meeting` lets them
-# build when both have done so. Do the models begin with the weights of those that are built in
-# turn? Write down what you expect.
+# So far the models were built one after the other. Now each thread builds its own. It sets its
+# seed, and `meeting` holds it until the other thread has set its seed, too. Will the models begin
+# with the weights that they have when they are built in turn? Write down what you expect.
 
 # %%
 meeting = threading.Barrier(2)
@@ -284,13 +288,13 @@ pairs = zip(values(map(make, widths, homes)), values(at_once(make_in_thread, wid
 print("all weights as built in turn:", all(np.array_equal(a, b) for a, b in pairs))
 
 # %% [markdown]
-# They do not, and no error says so. A seed belongs to the whole process, so one thread's seed
-# replaced the other's. So build the models before the threads start.
+# They do not, and no error says so. A seed belongs to the whole process, so the second seed
+# replaced the first. Build the models before the threads start.
 #
 # ## On GPUs
 #
 # On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, and XLA refuses variables of
-# other devices. So a model that is built in the block of the second GPU but compiled outside of it
+# other devices. If you build a model in the block of the second GPU but compile it outside, `fit`
 # raises an error with "Trying to access resource". `build` switches XLA off so that the trace names
 # each convolution; leave it on in yours.
 #

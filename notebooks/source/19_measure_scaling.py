@@ -1,21 +1,24 @@
 # %% [markdown]
 # # Measure scaling
 #
-# You have trained on one GPU, and now you have two. How many times as fast is `fit`, and is that
-# the second GPU or chance?
+# You have trained on one GPU, and now you have two. How many times as fast is `fit`, and how much
+# of that is chance?
 #
 # **In this lesson** you compare one device with several so that the number can be believed, and
-# find out what holds it back.
+# find out what holds it back. More devices are not always faster: in a note below, a step takes 222
+# ms on four GPUs, and 240 ms on eight.
 #
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
 #
-# In **strong scaling** the global batch stays as it is, so n devices should take an nth of the
-# time. In **weak scaling** the per-device batch stays as it is, so n devices should take the same
-# time for n times the images. The dashed lines show these times. Grey is the **fixed part** of a
-# step, which does not shrink with the batch. It includes the exchange, so with three devices it
-# is longer, and they reach only 74 % and 94 % here. To measure strong scaling, train two models on
-# the same data:
+# In **strong scaling** the global batch stays as it is, so three devices should take a third of the
+# time. In **weak scaling** the per-device batch stays as it is, so three devices should take the
+# same time for three times the images. The dashed lines show these times. The steps are longer
+# because of the grey **fixed part**, which does not shrink with the batch and, because of the
+# exchange, is longer on three devices. In this made-up example the **efficiency**, the ideal time
+# divided by the real one, is 74 % and 94 %.
+#
+# These lines measure strong scaling:
 #
 # ```python
 # from mgpu_helpers import timing
@@ -24,8 +27,8 @@
 # print(timing.compare(*ways, warmup=1, repeats=15, names=("one GPU", "two GPUs")))
 # ```
 #
-# `one` and `two` are your model, built on one GPU and on two. A call of `fit` takes some time to
-# start, so let `data` have batches for a second or more.
+# `one` is your model without a strategy, and `two` the same model under `fit.strategy`. A call of
+# `fit` takes some time to start, so let `data` have batches for a second or more.
 #
 # **You need** [[01]].
 
@@ -74,7 +77,7 @@ def ready(images, steps=4):
 
 # %% [markdown]
 # We use 4 and then 64 images for each device. For strong scaling, one device also gets the whole
-# batch. `timing.several` lets all of them train by turns, so that a slow moment hits them alike:
+# batch. `timing.several` lets all runs take turns, so that a slow moment hits them alike:
 
 # %%
 most = min(len(plan), plan.cores)  # devices that share a core gain nothing
@@ -96,7 +99,7 @@ print(f"{most * many} images a step:", strong[many])
 # The line says how many times as fast: the median of fifteen ratios, one for each pair of runs. The
 # brackets hold a **confidence interval**: the median of far more pairs would be inside in at least
 # nine of ten cases. If the brackets contain 1, the line says "cannot be told apart". Here are both
-# ways of scaling:
+# ways:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 weak = {b: timing.Comparison(took[1, b], took[most, most * b]) for b in (few, many)}
@@ -104,16 +107,18 @@ drawings.speedups({"strong": strong, "weak": weak}, devices=most)
 plt.show()
 
 # %% [markdown]
-# Each line is such an interval, and the dot its median. A grey line contains 1. Sharing a small
-# batch may even lose, because its step is mostly fixed part. A large batch loses less, or gains if
-# the cores are not busy. With 4 images each, weak scaling looks better, because a larger batch
-# helps one device as well. Only strong scaling shows what the others add.
+# Each line is such an interval with its median. Grey lines contain 1.
+#
+# In strong scaling a small batch gains little or loses, because the fixed part takes most of its
+# step. The large batch does better. In weak scaling the global batch grows with the devices. This
+# looks better, but part of the gain comes from the larger batch, and one device would have it, too.
+# Only strong scaling shows what the others add.
 #
 # ## By hand
 #
-# The **speed-up** is the images a second of n devices, divided by those of one. The **efficiency**
-# is the speed-up divided by n. In [a note of 2017](../docs/sources.md#p40) up to eight P40 GPUs
-# share a batch of 10,000 digits:
+# The **speed-up** is the images a second of n devices, divided by those of one. Divided by n, it is
+# the efficiency. In [a note of 2017](../docs/sources.md#p40) up to eight P40 GPUs share a batch of
+# 10,000 digits:
 
 # %%
 alone = published.P40[0].seconds
@@ -123,11 +128,12 @@ for row in published.P40:
           f"efficiency {speedup / n:.0%}")  # fmt: skip
 
 # %% [markdown]
-# Eight GPUs are no faster than four. To see why, call the fixed part f and the rest r. A step takes
-# f + r on one GPU and f + r/2 on two. The difference is r/2 = 445 - 253 = 192 ms, so r is 384 ms
-# and f is 61 ms. Four GPUs should then take 61 + 384/4 = 157 ms, but they take 222. So f has grown
-# with the GPUs, as it does if all gradients meet on one of them. The note has no brackets, so 240
-# and 222 ms may be equal, but 222 is far from 157. A larger batch makes r longer, and not f.
+# Eight GPUs are no faster than four. To see why, split a step into a fixed part f and a rest r,
+# which the GPUs share. One GPU takes f + r = 445 ms, and two take f + r/2 = 253 ms. The difference,
+# 192 ms, is r/2. So r is 384 ms, and f is 61 ms. With this f, four GPUs would take 61 + 384/4 = 157
+# ms, but they take 222. So f grows with the GPUs, as it does if all gradients meet on one of them.
+# A larger batch helps: it makes r longer, but not f. The note has no brackets, so 240 and 222 ms
+# may be equal.
 #
 # | | |
 # |---|---|
@@ -137,8 +143,8 @@ for row in published.P40:
 #
 # ## How many pairs?
 #
-# In a thousand made-up comparisons each time varies by about 10 %. How often is a difference found
-# if there is none, and how often if one way is really 10 % faster?
+# We make up a thousand comparisons, in which each time varies by about 10 %. How often is a
+# difference found if there is none, and how often if one way is really 10 % faster?
 
 # %%
 def found(pairs, gain):
@@ -153,7 +159,7 @@ for pairs in (5, 15, 40):
           f"and in {found(pairs, 1.1):.0%} with a gain of 10%")  # fmt: skip
 
 # %% [markdown]
-# Chance is seldom taken for a difference. But fifteen pairs miss a real gain of 10 % more often
+# Where no difference is, one is seldom found. But fifteen pairs miss a real gain of 10 % more often
 # than not, and forty nearly always find it. So "cannot be told apart" does not prove that two ways
 # are equal: take more pairs.
 #
@@ -182,9 +188,9 @@ print("all devices, 4 steps of 120 images: the same", same(moved(most), of_one))
 # %% [markdown]
 # ## Break it
 #
-# Horovod, another library, starts a process for each GPU, with batches of its own, so you divide
-# the steps of an epoch by the processes. Keras's `fit` takes the global batch. If you divide its
-# steps, too, what do a clock and our proof say?
+# With Horovod, another library, you divide the steps of an epoch by the number of GPUs, because
+# each GPU takes whole batches of its own. Keras's `fit` shares each batch. If you divide its steps,
+# too, what do a clock and our proof say?
 
 # %%
 steps = 4 // len(plan)
@@ -231,10 +237,9 @@ for batch, rate in [(16, 0.02), (128, 0.02), (128, 0.16)]:
 #
 # ## On GPUs
 #
-# Let `one` be your model without a strategy, which Keras compiles whole with XLA: this is what two
-# GPUs have to beat. A small network may lose even without XLA: two GTX 1080 Ti took 286 s for MNIST
-# with `MirroredStrategy`, and one took 197 s with `OneDeviceStrategy` ([TensorFlow issue
-# 35095](../docs/sources.md), 2019).
+# Keras compiles `one` whole with XLA, and this is what two GPUs have to beat. Small networks may
+# lose: in [TensorFlow issue 35095](../docs/sources.md) of 2019 two GPUs took 286 s for MNIST, and
+# one took 197 s, both without XLA.
 #
 # ## On your own
 #
@@ -258,9 +263,10 @@ def efficiency(seconds, kind):
 checks.efficiency(efficiency)
 
 # %% [markdown]
-# **2.** `a` and `b` are lists of the seconds that two ways took in fifteen pairs of runs. The
-# brackets then go from the fourth smallest to the fourth largest ratio. Write `differ(a, b)`, which
-# returns True if both are on one side of 1, and False if not. Do not round.
+# **2.** `a` and `b` list the seconds that two ways took in fifteen pairs of runs. Each pair has a
+# ratio, a divided by b, and the brackets go from the fourth smallest of these to the fourth
+# largest. Write `differ(a, b)`, which returns True if both of these ratios are above 1 or both
+# below 1, and False if not. Do not round.
 
 # %% tags=["exercise"]
 def differ(a, b):

@@ -4,8 +4,9 @@
 # Your training fills all GPUs of one machine, and you have a second machine. TensorFlow has a
 # strategy for both together, but the `fit` of Keras 3 fails under it.
 #
-# **In this lesson** you add three lines to a script and start it with a launcher, and `fit` trains
-# in two processes the model that one process would train.
+# **In this lesson** you add three lines to a script and start it with a launcher. Then `fit` trains
+# in two processes the model that one process would train, with equal losses, and weights less than
+# 1e-5 apart.
 #
 # ![Of five rows two go to worker 0 and three to worker 1. Their gradients go into one all-reduce,
 # and each updates its copy of all weights.](pictures/21_two_machines.svg)
@@ -56,11 +57,10 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## Try it
 #
-# To try this, one machine is enough: `mgpu cluster --workers 2` starts both workers there, and
-# `cluster.run` does the same from Python. NVIDIA's library NCCL refuses two workers on one GPU, so
-# ours train on cores. The script [train_workers.py](scripts/train_workers.py) trains a small
-# network in three passes of eight steps. With `--slow`, worker 1 waits 0.05 s before each step,
-# which we look at later:
+# One machine is enough to try this: `mgpu cluster --workers 2` starts both workers there, and so
+# does `cluster.run` in Python. NVIDIA's library NCCL refuses two workers on one GPU, so ours train
+# on cores. The script [train_workers.py](scripts/train_workers.py) trains a small network in three
+# passes of eight steps. With `--slow`, worker 1 waits 0.05 s before each step, for a later section:
 
 # %%
 script = "scripts/train_workers.py"
@@ -71,14 +71,15 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Both workers report the same losses, those of the whole batch. `worker.result` is the last line
-# that a worker prints, read as JSON.
+# Both workers report the losses of the whole batch. `worker.result` is the last line that a worker
+# prints, read as JSON.
 #
 # ## Proof
 #
-# `run_alone` runs the script in this process, without `fit.strategy`. Are the losses the same, and
-# the weights those that the workers saved? Each worker also returned a digest of all bits of its
-# weights and its optimizer:
+# Would one process train the same model? `run_alone` runs the script in this process, without
+# `fit.strategy`. We compare the losses, and the weights with those that the workers saved. Each
+# worker also returned a **digest** of its weights and its optimizer, a short text that differs if
+# any bit does:
 
 # %%
 alone = workers.run_alone(script, folder / "one", plan.host)
@@ -93,19 +94,19 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 
 # %% [markdown]
 # The workers trained the model that one process trains. Only rounding differs, because the
-# gradients are added in another order. There is no dropout here, because workers would drop other
-# units. Keras's `ModelCheckpoint` writes only on worker 0 here, which is called the **chief**.
+# gradients are added in another order. The network has no dropout, because each worker would drop
+# units of its own. Worker 0 is called the **chief**: Keras's `ModelCheckpoint` writes only there.
 #
 # | | |
 # |---|---|
-# | **Use it when** | one machine is full, and its step takes over twice as long as an exchange |
+# | **Use it when** | one machine is full, and its steps are long, as counted below |
 # | **It costs** | seconds for the start, an exchange in each step, waits for the slowest worker |
-# | **Instead** | fill one machine first ([[01]]), because its GPUs exchange gigabytes in a second |
+# | **Instead** | fill one machine first: its GPUs exchange gigabytes in a second |
 #
 # ## By hand
 #
-# How do the workers find each other? Each reads the environment variable `TF_CONFIG`. It lists the
-# addresses of all workers and says which of them this one is. The launcher writes it for you:
+# How do the workers find each other? Each reads its environment variable `TF_CONFIG`, which has the
+# addresses of all workers and its own index. The launcher writes it:
 
 # %%
 def config(hosts, index):
@@ -120,8 +121,8 @@ for index in range(2):
 # If `TF_CONFIG` lists several workers, `fit.strategy` makes TensorFlow's
 # `MultiWorkerMirroredStrategy` and mends `fit` for it.
 #
-# Why is the sum of the gradients the right one? Take a batch of five rows, as above, with the
-# values 1 to 5, and the mean of (w·x)² as loss, at w = 1. The workers have two and three rows, and
+# Why is the sum of the gradients the right one? Take the five rows of the picture, with the values
+# 1 to 5. The loss is the mean of (w·x)², at w = 1. One worker has two rows and the other three, and
 # each divides by the size of the **global batch**, which is 5:
 
 # %%
@@ -140,7 +141,7 @@ with tf.device(plan.host):
 # ## The slowest worker decides
 #
 # No worker can leave the all-reduce before all have come. Here are the eight steps of the last
-# pass, on the worker that waits before each step and on the one that does not:
+# pass, on worker 0 and on worker 1, which waits before each:
 
 # %% tags=["varies", "cover"]
 drawings.workers([worker.result["times"][-8:] for worker in report])
@@ -153,10 +154,10 @@ plt.show()
 #
 # ## When a second machine pays
 #
-# On two machines each computes half of the batch, and the exchange takes x seconds. So a step of s
-# seconds becomes s/2 + x, which is less than s if **s > 2x**. To find x, count. The gradients have
-# P bytes, 4 for each weight. In a **ring** of n workers each sends 2(n - 1)/n · P bytes. Over a
-# link of 10 Gbit/s this takes at least:
+# Two machines compute half of the batch each, and then exchange their gradients, which takes x
+# seconds. So a step of s seconds becomes s/2 + x, which is less than s if **s > 2x**. To find x,
+# count what is sent. The gradients have P bytes, 4 for each weight. In a **ring** of n workers each
+# sends 2(n - 1)/n · P bytes. Over a link of 10 Gbit/s this takes at least:
 
 # %%
 resnet = 25_557_032  # the weights of a ResNet-50
@@ -180,14 +181,18 @@ print(*cluster.check(config(hosts, 0), config(["c:20000", "b:20000"], 1)))
 print(*cluster.check(config(hosts, 0), config(hosts, 0)))
 
 # %% [markdown]
-# We tried all three. (1) Worker 1 trains alone, and you see no error, but a model of its own. (2)
-# Both wait for up to an hour. (3) With the same index on one machine, one ends with "Could not
-# start gRPC server", and the other waits. If a worker does not come, the launcher ends the others
-# after ten minutes and names it. [Other mistakes](../docs/package.md#several-machines) have a page.
+# We also started the workers in all three cases:
+#
+# 1. Worker 1 trains a model of its own, without an error.
+# 2. Both wait for up to an hour.
+# 3. If both are on one machine, one ends with "Could not start gRPC server", and the other waits.
+#
+# If a worker does not come, the launcher ends the others after ten minutes and names it. [Other
+# mistakes](../docs/package.md#several-machines) have a page.
 #
 # All workers also have to read the same data in the same order. `fit` shuffles arrays, so the lines
-# above set a seed. A dataset needs one of its own, as in `shuffle(1000, seed=1)`. Without a
-# seed, `fit` stops all workers after the first step and says that their data differ.
+# above set a seed. A dataset needs one of its own, as in `shuffle(1000, seed=1)`. Without a seed,
+# `fit` stops all workers after the first step and says that their data differ.
 #
 # ## On GPUs
 #
@@ -197,9 +202,9 @@ print(*cluster.check(config(hosts, 0), config(hosts, 0)))
 #
 # ## On your own
 #
-# **1.** With the function below, nobody reads the last of 10 rows on 3 workers. Mend
-# `rows_of(count, workers, index)`, which returns the numbers of the rows that a worker reads. Each
-# row has to be read once, and no worker may have two rows more than another.
+# **1.** The function below gives each worker its rows, but of 10 rows on 3 workers nobody reads the
+# last. Mend `rows_of(count, workers, index)`, which returns the numbers of the rows that worker
+# `index` reads. Each row has to be read once, and no worker may have two rows more than another.
 
 # %% tags=["exercise"]
 def rows_of(count, workers, index):
@@ -217,10 +222,10 @@ def rows_of(count, workers, index):
 checks.rows_of(rows_of)
 
 # %% [markdown]
-# **2.** On [slow links](../results/link.json) TCP carried 95.6 % of the rate. On top come
-# `unlimited` seconds, which the same exchange takes on a link without a limit. Write
-# `reduce_seconds(size, workers, megabits, unlimited)`: the seconds of a ring's all-reduce of `size`
-# bytes over links of `megabits` Mbit/s.
+# **2.** How long does an all-reduce take over slow links? Write
+# `reduce_seconds(size, workers, megabits, unlimited)` for gradients of `size` bytes, in a ring with
+# links of `megabits` Mbit/s. Only 95.6 % of this rate is left for gradients: 1,448 of a packet's
+# 1,514 bytes. Add `unlimited`, the seconds that the same exchange takes without a limit.
 
 # %% tags=["exercise"]
 def reduce_seconds(size, workers, megabits, unlimited):

@@ -5,15 +5,16 @@
 # other stops as well, with an error about its network, and the nine hours are lost.
 #
 # **In this lesson** a training whose worker is killed goes on by itself and ends with the same bits
-# as if nothing had happened, and you see which worker failed first and where one hangs.
+# as if nothing had happened. You also see which worker failed first, and where one hangs.
 #
 # ![Two workers over time. After a backup and two more steps worker 1 is killed, and worker 0 waits
 # and ends. Attempt 1 does these two steps again, and goes on.](pictures/22_restart.svg)
 #
-# A worker cannot go on alone, because it needs the gradients of the others. So the launcher ends
-# all workers when one has failed, and starts them again. They read a **backup**, also called a
-# **checkpoint**, which was written after the last whole pass over the data. In the picture a pass
-# has eight steps, and two steps are done twice. One callback and one option are enough:
+# A worker needs the gradients of the others, so it cannot go on alone. When one has failed, the
+# launcher ends all workers and starts them again. Each start is an **attempt**. The workers read a
+# **backup**, also called a **checkpoint**, which was written after the last whole pass over the
+# data. In the picture a pass has eight steps, so attempt 1 begins with step 8 and does two steps
+# again. One callback and one option are enough:
 #
 # ```python
 # save = keras.callbacks.BackupAndRestore("/shared/backup", double_checkpoint=True)
@@ -68,9 +69,9 @@ ax.set_title("Which worker ran when", loc="left")
 plt.show()
 
 # %% [markdown]
-# In attempt 0, which is hatched because it ended badly, worker 1 was killed, and worker 0 ended
-# because worker 1 was gone. Then the launcher started both again. Which steps did each attempt come
-# to?
+# Attempt 0 is hatched, because it ended badly: worker 1 was killed, and worker 0 ended because
+# worker 1 was gone. Then both started again. The script prints the number of each step before doing
+# it, so the logs tell where each attempt began and ended:
 
 # %%
 for attempt in report.attempts:
@@ -79,13 +80,14 @@ for attempt in report.attempts:
     print(f"attempt {attempt.number} came to the steps {steps[0]} to {steps[-1]}")
 
 # %% [markdown]
-# Attempt 0 came to step 10 and did not do it. Attempt 1 began after the saved pass, with step 8.
+# Attempt 0 ended at step 10, before that step was done. Attempt 1 began after the saved pass, with
+# step 8.
 #
 # ## Proof
 #
-# Is the model the one that would have come out without the failure? At its end, each worker
-# returned a **digest** of all bits of its weights and its optimizer. Because of `--anew`, both then
-# trained once more from the first step, without a break:
+# Is it the model of a training without failure? At the end, each worker returned a **digest** of
+# all bits of its weights and its optimizer. Because of `--anew`, both workers then trained once
+# more from the first step, without a break, and returned a digest of that, too:
 
 # %%
 after_restart = {worker.result["state"] for worker in report}
@@ -103,8 +105,8 @@ print("same bits of both trainings, on both workers:", len(after_restart | witho
 # - When `fit` ends well, the backup is deleted. If you change the script, take a new folder.
 # - Leave out `save_freq`. With it, a restart repeats steps that the saved weights already contain.
 #
-# If a whole machine is lost, the other workers start again and wait ten minutes for it, so run its
-# command there again in that time.
+# If a whole machine is lost, the other workers start again and wait ten minutes for it. Run its
+# command again in that time.
 #
 # | | |
 # |---|---|
@@ -126,15 +128,16 @@ print(re.sub(r", after [\d.]+ s", "", report.attempts[0].why))  # the time is le
 print(*workers.errors(report.attempts[0].workers[0].log), sep="\n")
 
 # %% [markdown]
-# This log blames the network. If the launcher ends worker 0 sooner, it shows no error at all. So
+# This log blames the network. It shows no error at all if the launcher ends worker 0 sooner. So
 # begin with the worker that the launcher names.
 #
 # ## Find the worker that hangs
 #
-# If a worker hangs, no error comes, and the others wait in the all-reduce. So the launcher watches
-# for steps, output, reading and saving. If it sees none of them in any worker for ten minutes
-# (`--stalled` sets another time), it shows where each worker is, ends all, and starts them again if
-# `--restarts` allows it. The small script below hangs, and the launcher waits only three seconds:
+# If a worker hangs, no error comes, and the others wait for it in the all-reduce. The launcher
+# notices when nothing goes on for ten minutes: no worker does a step, prints a line, compiles,
+# reads or saves. Then it shows where each worker is, ends all, and starts them again if
+# `--restarts` allows it. This script hangs, and with `stalled=3` the launcher waits only three
+# seconds:
 
 # %%
 hangs = folder / "hangs.py"
@@ -159,8 +162,9 @@ print(stuck.attempts[0].doing.replace(f"{folder}/", ""))
 #
 # ## By hand
 #
-# What does a backup have to hold? Here is a training with one weight. Each step draws a random
-# number x, and moves w down the slope of (w - x)² with momentum v:
+# What does a backup have to hold? Here is a training with one weight, w. Each step draws a random
+# number x and takes the slope of (w - x)². Then w moves with momentum, so v keeps a part of the
+# earlier moves:
 
 # %%
 def start():
@@ -186,8 +190,8 @@ print(f"without a break {whole:.6f}, from the backup {again:.6f}, equal: {whole 
 # %% [markdown]
 # ## Break it
 #
-# Now each of the four entries in turn is lost, and begins again from `start()`. Write down first
-# which of them you could do without:
+# Now the backup loses one entry at a time, and the training takes it from `start()` instead. Write
+# down first which of the four you could do without:
 
 # %%
 for name in start():
@@ -200,24 +204,25 @@ for name in start():
 # *random* the state of dropout. Keras's callback alone does not save the last, and `fit.strategy`
 # adds it.
 #
+# ## If Slurm or Kubernetes ends the job
+#
+# Both send SIGTERM first, a signal that asks a process to end. Then all workers save after the same
+# step, and the next start goes on from there ([how](../docs/slurm.md)).
+#
 # ## On GPUs
 #
 # Two runs on GPUs are sure to have equal bits only after
-# `tf.config.experimental.enable_op_determinism()`, which costs time. NCCL does the all-reduce
-# there, and a GPU that waits in it looks 100 % busy in `nvidia-smi`. If the first step hangs,
-# `NCCL_DEBUG=INFO` prints the network that NCCL takes
-# ([cures](../docs/errors.md#when-nccl-hangs)).
+# `tf.config.experimental.enable_op_determinism()`, which costs time.
 #
-# SIGTERM asks a process to end. Slurm and Kubernetes send it before they end a job. Then all
-# workers save after the same step, and the next start goes on from there
-# ([how](../docs/slurm.md)).
+# A GPU that waits in NCCL's all-reduce looks 100 % busy in `nvidia-smi`. If the first step hangs,
+# `NCCL_DEBUG=INFO` prints the network that NCCL takes ([cures](../docs/errors.md#when-nccl-hangs)).
 #
 # ## On your own
 #
 # **1.** Write `computed(total, every, failures)`: how many steps all attempts compute together,
-# until `total` steps are done. There is a backup after every `every` steps, counted from the
-# beginning of the training. Steps count from 0. Attempt i fails just before step `failures[i]`; the
-# same step may occur twice. One more attempt reaches the end.
+# until `total` steps are done. Steps count from 0, and there is a backup after every `every` of
+# them. Attempt i fails just before step `failures[i]`, and one more attempt reaches the end. The
+# same step may occur twice. `computed(20, 5, [7])` is 22, because steps 5 and 6 are computed twice.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):
@@ -238,11 +243,12 @@ def computed(total, every, failures):
 checks.computed(computed)
 
 # %% [markdown]
-# **2.** Write `first(ends)`: the number of the worker to look at. `ends` has for each worker, in
-# order, a tuple of three: the time in seconds at which it ended, its exit status (below 0 if a
-# signal ended it), and the number of the worker that its log names as lost, or `None`. The earliest
-# to fail may have lost another, which is then to blame, however it ended, unless it has lost
-# another itself. The names never lead in a circle.
+# **2.** Write `first(ends)`, which returns the number of the worker to look at. `ends` has for each
+# worker a tuple of three: the time in seconds at which it ended, its exit status (below 0 if a
+# signal ended it), and the number of the worker that its log names as lost, or `None`. Begin with
+# the worker that failed first. If its log names a lost worker, that one is to blame, even if it
+# ended well or later. But it may have lost another itself, and so on. The names never lead in a
+# circle.
 
 # %% tags=["exercise"]
 def first(ends):
