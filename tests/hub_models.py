@@ -66,14 +66,14 @@ def gemma(layers: int = 2, width: int = 8, **options: Any) -> Any:
     return compiled(models.GemmaCausalLM(backbone=backbone)), TEXT
 
 
-def gemma_lora(**options: Any) -> Any:
-    model, given = gemma(**options)
+def gemma_lora(*sizes: int, **options: Any) -> Any:
+    model, given = gemma(*sizes, **options)
     model.backbone.enable_lora(2)
     return compiled(model), given
 
 
-def gemma_int8(**options: Any) -> Any:
-    model, given = gemma(**options)
+def gemma_int8(*sizes: int, **options: Any) -> Any:
+    model, given = gemma(*sizes, **options)
     model.quantize("int8")
     model.backbone.enable_lora(2)
     return compiled(model), given

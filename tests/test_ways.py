@@ -44,4 +44,5 @@ def test_what_is_stored_is_counted_again():
         for exact in "lesson", "way", "devices", "keeps", "crosses":
             assert found[exact] == stored[exact], (stored["way"], exact)
         for near in "adds", "operations":
-            assert found[near] == pytest.approx(stored[near], rel=0.1), (stored["way"], near)
+            expected = stored[near] and pytest.approx(stored[near], rel=0.1)  # None: not to be seen
+            assert found[near] == expected, (stored["way"], near)
