@@ -139,7 +139,7 @@ for name, each in (("one", alone), ("all", model)):
 #
 # ## When it is faster
 #
-# We time five steps on one device and on all, with a small and with a large global batch:
+# We time five steps on one device and on all, with a small and a large batch:
 
 # %%
 def on_one(data):
@@ -156,14 +156,15 @@ for size in (8, 420):
 # %% [markdown]
 # With 420 images most of the step is work that two cores can share, so both together are faster,
 # unless other programs use them. With 8 images one core is faster, because a step has fixed work,
-# such as starting operations and the all-reduce, which does not shrink with the batch. In nine of
-# ten cases the brackets hold the ratio of many more pairs of runs.
+# such as starting operations and the all-reduce, which does not shrink with the batch. The brackets
+# are the range of the ratio: with many more pairs of runs it would be within them in nine of ten
+# cases.
 #
 # ## A step by hand
 #
-# Here is the step of the picture above, with TensorFlow's own `MirroredStrategy`, which we call the
-# **plain strategy**. The only weight is w = 1, and the loss is the mean of (w·x)² over the numbers
-# 1 to 5. So its gradient is the mean of 2x², which is 22.
+# Here is the step of the picture, with TensorFlow's own `MirroredStrategy`, which we call the
+# **plain strategy**. The weight is w = 1, and the loss is the mean of (w·x)² over the numbers 1 to
+# 5. So the gradient is the mean of 2x², which is 22.
 #
 # A replica sees only its shard. If it divides the sum over its shard by the size of the *global*
 # batch, the gradients of all replicas add up to 22. The learning rate is 0.01, so each w falls by
@@ -194,8 +195,8 @@ print(f"added up: {plain.reduce('SUM', gradients, axis=None):.2f}")
 # %% [markdown]
 # ## Proof
 #
-# Rounding in float32 could hide a mistake, so we train the network in float64. The last batch is
-# uneven: one replica gets a single image.
+# Rounding in float32 could hide a mistake, so we train in float64. The last batch is uneven: one
+# replica gets a single image.
 
 # %%
 keras.config.set_floatx("float64")
