@@ -84,8 +84,8 @@ print("losses:", np.round(model.fit(data, epochs=3, verbose=0).history["loss"], 
 
 # %% [markdown]
 # The loss falls, but are these the steps of one device? `fit.check` takes one step on all devices
-# and the same step on one, compares both, and puts everything back. It returns a list with a
-# sentence for each problem:
+# and the same step on one, compares both, and puts everything back. It lists a sentence for each
+# problem:
 
 # %%
 print(fit.check(model, data))
@@ -156,9 +156,8 @@ for size in (8, 420):
 # %% [markdown]
 # With 420 images most of the step is work that two cores can share, so both together are faster,
 # unless other programs use them. With 8 images one core is faster, because a step has fixed work,
-# such as starting operations and the all-reduce, which does not shrink with the batch. The brackets
-# are the range of the ratio: with many more pairs of runs it would be within them in nine of ten
-# cases.
+# such as starting operations and the all-reduce, which does not shrink with the batch. With many
+# more pairs of runs, the ratio would be within the brackets in nine of ten cases.
 #
 # ## A step by hand
 #
@@ -326,7 +325,7 @@ checks.leaves_empty(leaves_empty)
 #
 # The lessons measure each way of training with one small Transformer: four blocks, 0.9 million
 # weights, 32 texts of 64 letters. The line in bold is of `fit.use`; `fit.strategy` was not
-# measured. The Transformer starts more operations than the network above, and gains less.
+# measured. The Transformer starts more operations than our network, and gains less.
 #
 # [[ways]]
 #

@@ -273,10 +273,10 @@ print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 #
 # ## On your own
 #
-# **1.** Write `weighted(losses, weights)`, which a step calls for the examples of its replica. It
-# returns the sum of `weights * losses`, divided by the sum of `weights`. Its gradient on all
-# devices has to be that of one device, even if all weights of a replica are 0. The `count` of
-# `fit.loss` may be a sum of weights, and `tf.math.divide_no_nan` returns 0 for a division by 0.
+# **1.** Write `weighted(losses, weights)`, which a step calls for the examples of its replica: the
+# sum of `weights * losses`, divided by the sum of `weights`. Make its gradient on all devices that
+# of one device, even if all weights of a replica are 0. The `count` of `fit.loss` may be a sum of
+# weights, and `tf.math.divide_no_nan` returns 0 for a division by 0.
 
 # %% tags=["exercise"]
 def weighted(losses, weights):
