@@ -6,8 +6,8 @@
 # train, and do both GPUs work at once?
 #
 # **In this lesson** you run such a program, from [Wonik Jang's article](../docs/sources.md#jang).
-# You see that its loop changes no weight, and mend it until both graphs train at once. Their
-# weights are then those of today's lines, to 1e-12:
+# You find out what its loop trains, and mend it until both graphs train at once. Their weights are
+# then those of today's lines, to 1e-12:
 #
 # ```python
 # with tf.device(device):  # in a thread for each model
@@ -51,34 +51,41 @@ from mgpu_helpers.lessons.state import apart
 # %% [markdown]
 # ## A device for each graph
 #
-# The article trains two graphs whose hidden layers differ. Here `tf1.device` gives each graph its
-# device, and both sessions get the same configuration. The layers are an eighth as wide as in the
-# article, without dropout and with plain gradient descent. The operations have the same names in
-# both graphs, so that one loop can find them:
+# The article trains two graphs whose hidden layers differ. Ours has layers an eighth as wide as in
+# the article, without dropout and with plain gradient descent. It begins with three convolutions,
+# each with a pooling, and ends with two dense layers:
+
+# %%
+def mean_loss(x, labels, hidden):
+    draw = tf1.variance_scaling_initializer(2.0, seed=9)
+    shapes = [3, 3, 1, 8], [3, 3, 8, 8], [3, 3, 8, 16], [256, hidden // 8], [hidden // 8, 10]
+    weights = [tf1.get_variable(f"w{n}", each, tf1.float64, draw) for n, each in enumerate(shapes)]
+    for kernel in weights[:3]:
+        x = tf1.nn.relu(tf1.nn.conv2d(x, kernel, 1, "SAME"))
+        x = tf1.nn.max_pool2d(x, 2, 2, "SAME")
+    x = tf1.nn.relu(tf1.matmul(tf1.reshape(x, [-1, 256]), weights[3]))
+    scores, classes = tf1.matmul(x, weights[4]), tf1.one_hot(labels, 10, dtype=tf1.float64)
+    entropy = tf1.nn.softmax_cross_entropy_with_logits_v2(labels=classes, logits=scores)
+    return tf1.reduce_mean(entropy)
+
+
+# %% [markdown]
+# `tf1.device` gives each graph its device. The operations have the same names in both graphs, so
+# that one loop can find them:
 
 # %%
 def build_graph(hidden, device):
-    draw = tf1.variance_scaling_initializer(2.0, seed=9)
-    shapes = [3, 3, 1, 8], [3, 3, 8, 8], [3, 3, 8, 16], [256, hidden // 8], [hidden // 8, 10]
-    entropy = tf1.nn.softmax_cross_entropy_with_logits_v2
     with tf1.Graph().as_default() as graph, tf1.device(device):
-        made = [tf1.get_variable(f"w{n}", each, tf1.float64, draw) for n, each in enumerate(shapes)]
         x = tf1.placeholder(tf1.float64, [None, 28, 28, 1], name="input")
         labels = tf1.placeholder(tf1.int64, [None], name="label")
-        for kernel in made[:3]:
-            x = tf1.nn.relu(tf1.nn.conv2d(x, kernel, 1, "SAME"))
-            x = tf1.nn.max_pool2d(x, 2, 2, "SAME")
-        x = tf1.nn.relu(tf1.matmul(tf1.reshape(x, [-1, 256]), made[3]))
-        classes = tf1.one_hot(labels, 10, dtype=tf1.float64)
-        loss = tf1.reduce_mean(entropy(labels=classes, logits=tf1.matmul(x, made[4])))
-        tf1.identity(loss, name="cross_entropy")
+        loss = tf1.identity(mean_loss(x, labels, hidden), name="cross_entropy")
         tf1.train.GradientDescentOptimizer(0.125).minimize(loss, name="train_step")
-        tf1.global_variables_initializer()
+        tf1.global_variables_initializer()  # an operation with the name "init"
     return graph
 
 
 # %% [markdown]
-# The last call makes an operation called `init`, which gives the weights their first values:
+# Both sessions get the same configuration, and `init` gives the weights their first values:
 
 # %%
 def start(hidden, device):
@@ -100,8 +107,7 @@ begin = [*map(weights_of, sessions)]
 # ## What does the loop train?
 #
 # The article's loop runs each session with each batch and fetches `cross_entropy:0`, the loss. Each
-# graph has five weights, three of convolutions and two of dense layers. Write down how many of them
-# you expect to change in eight batches:
+# graph has five weights. Write down how many of them you expect to change in eight batches:
 
 # %%
 images, labels = digits.load(512)
@@ -246,7 +252,7 @@ for soft in (False, True):
 # | `visible_device_list`, one for a script | in the first session | `mgpu run` |
 # | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
 # | `get_tensor_by_name` | yes | arguments of `fit` |
-# | `tf.train.RMSPropOptimizer` | in `tf1`; its mean of squares starts at 1 | Keras's `RMSprop`, which starts at 0 |
+# | `tf.train.RMSPropOptimizer` | in `tf1`; mean square from 1 | Keras's `RMSprop`, mean square from 0 |
 #
 # | | a session for each device |
 # |---|---|
