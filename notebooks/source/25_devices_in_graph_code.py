@@ -252,7 +252,7 @@ for soft in (False, True):
 # | `visible_device_list`, one for a script | in the first session | `mgpu run` |
 # | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
 # | `get_tensor_by_name` | yes | arguments of `fit` |
-# | `tf.train.RMSPropOptimizer` | in `tf1`; mean square from 1 | Keras's `RMSprop`, mean square from 0 |
+# | `tf.train.RMSPropOptimizer` | in `tf1`; mean square from 1 | Keras's `RMSprop`, from 0 |
 #
 # | | a session for each device |
 # |---|---|
