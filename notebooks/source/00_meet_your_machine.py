@@ -9,8 +9,9 @@
 #     1   78,032 MiB / 81,559 MiB        0 %
 # ```
 #
-# TensorFlow has taken the memory of all GPUs, and it computes on the first one only. Nothing warns
-# you: the results are right, and the training takes as long as on one GPU. These lines change that:
+# TensorFlow has taken the memory of both GPUs, but it computes only on the first one. There is no
+# warning: the results are right, and the training takes as long as on one GPU. These lines put the
+# second GPU to work:
 #
 # ```python
 # from mgpu_helpers import devices, fit
@@ -21,14 +22,15 @@
 # model.fit(x, y, batch_size=64)   # 64 examples for all devices together
 # ```
 #
-# This is **data parallelism**: each device has a copy of the model, a **replica**, and computes the
-# gradients of its part of the batch. The replicas add up their gradients and make the same update:
+# The model is now trained by **data parallelism**. Each device has a copy of the model, a
+# **replica**, and computes the gradients of its part of the batch. The gradients of all replicas
+# are added up, and each replica makes the same update with the sum:
 #
 # ![Each of two devices has a copy of the model and computes gradients from 32 of 64 digits. Both
 # copies get the sum of the gradients and make the same update.](pictures/00_one_step.svg)
 #
-# **In this lesson** a Keras model trains on several devices, even if you have no GPU. You check
-# that its losses are those of one device, and see in a timeline that each device did its share.
+# **In this lesson** you train a Keras model on two devices, even if you have no GPU. You check that
+# its losses are those of one device, and see in a timeline that both devices worked.
 #
 # **You need** some Python, NumPy and Keras. If you came with another question, the table at the end
 # says which lesson answers it.
@@ -41,12 +43,14 @@ plan
 
 # %% [markdown]
 # Every lesson starts with such a cell. This one asks for two **devices**, which do the heavy
-# arithmetic: two GPUs, two shares of a single GPU, or two cores if there is no GPU, as when the
-# outputs stored here were made. The **host** is the CPU, which feeds the devices and joins their
-# results. The names are in `plan.host` and `plan.devices`. The line `timing` says how far a
-# measured speed-up can be trusted here. `exact=True` is there because the lessons compare results:
-# it switches off **TF32**, in which GPUs since Ampere compute products faster, but less exactly.
-# Your script does not need it.
+# arithmetic: two GPUs, two shares of a single GPU, or two cores if there is no GPU, as on the
+# machine that made the outputs stored here. Such a core computes each operation with one thread.
+# The **host** is the CPU, which feeds the devices and joins their results. `plan.devices` has the
+# names of the devices. The line `timing` says how far you can trust a speed-up that you measure
+# here.
+#
+# Lessons compare results, so they pass `exact=True`. It switches off **TF32**, by which GPUs since
+# Ampere compute products faster, but less exactly. Your script does not need it.
 
 # %%
 import keras
@@ -61,7 +65,7 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # %% [markdown]
 # ## `fit` on all devices
 #
-# Put your model in place of this one, which reads handwritten digits:
+# This model reads handwritten digits. You can put your own in its place:
 
 # %%
 def build():
@@ -80,9 +84,9 @@ def build():
 
 
 # %% [markdown]
-# You train this model twice: without a strategy, and with one. A **strategy** decides on which
-# devices Keras keeps and trains a model that is built in its scope. In the second training,
-# `batch_size` is the **global batch**. Each device gets a part of it, its **shard**.
+# You train it twice, first without a strategy and then with one. A **strategy** decides on which
+# devices Keras keeps and trains a model that is built in its scope. With a strategy, `batch_size`
+# is the **global batch**, and each device gets a part of it, its **shard**:
 
 # %%
 x, y = digits.load(1024)
@@ -101,16 +105,18 @@ print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The losses of all devices are those of one, to one part in a thousand. `fit.strategy` is
-# TensorFlow's `MirroredStrategy`, and it also mends what would give other numbers, such as a
-# `BatchNormalization` that sees only the shard of its own device.
+# The losses on all devices are those of one device, to one part in a thousand. The last digits
+# differ, because several devices add up the same numbers in another order.
+#
+# `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs. Without them, for example, each
+# `BatchNormalization` would see only the shard of its own device, and the losses would be others.
 #
 # ## Break it
 #
-# Suppose that you forget the strategy. Equal losses cannot reveal it, because `on_one` has the
-# same. A **trace** can: it is TensorFlow's record of what ran where. `trace.fit_step` records one
-# **step** of `fit`, which is one update of the weights, and leaves the model as it was. The next
-# cell lists the devices that computed convolutions:
+# Suppose that you forget the strategy. The losses do not tell you, because they are the same
+# without it. A **trace** does: it is TensorFlow's record of what ran where. `trace.fit_step`
+# records one **step** of `fit`, which is one update of the weights, and leaves the model as it was.
+# The next cell lists which devices computed convolutions:
 
 # %% tags=["unplaced"]
 steps = {"without a strategy": on_one, "with the strategy": on_all}
@@ -120,30 +126,33 @@ for name, model in steps.items():
 
 # %% [markdown]
 # Without a strategy all convolutions ran on the first GPU, or on the host if there is no GPU. With
-# the strategy every device computed some.
+# the strategy each device computed some.
 #
 # ## See when each device worked
 #
-# The **timeline** of this last step shows when:
+# The **timeline** of the last step, in which the model saw all 1,024 digits, shows when each device
+# was in the forward pass and when in the backward pass:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]
-# For part of the step both devices worked at the same time; *busy* is the part in which a device
-# worked. Grey is the rest, such as the update. Bars of half the height ran at once on one device.
-# In a hatched gap a device may wait for data, for a free core, for sums from the others, which
-# `BatchNormalization` needs in both passes, or, on a GPU, for the host to start the next operation.
-# That takes most of so small a step, so GPUs show short bars. `charts.timeline(step)` draws every
-# operation of your own code.
+# The bars of the devices overlap, so the devices worked at the same time. Below its name stands the
+# part of the step in which a device was *busy*. Bars of half the height ran at once on one device.
+# Grey is other work, such as the update.
+#
+# In a hatched gap a device may be waiting for data, for a free core, or for the other device. The
+# devices wait for each other in both passes, because `BatchNormalization` needs a sum over the
+# whole batch. On GPUs you see short bars and long gaps, because a GPU has computed an operation of
+# so small a model before the host starts the next.
 #
 # ## On your own
 #
 # The solution is under each exercise: in JupyterLab, click *1 cell hidden*.
 #
-# **1.** Here `build_on_all` makes the weights on one device. Change it so that `fit` uses all
-# devices of the plan, and gives the numbers of one.
+# **1.** This `build_on_all` makes the weights on one device. Change it so that `fit` trains on all
+# devices of the plan, with the numbers of one device.
 
 # %% tags=["exercise"]
 def build_on_all():
@@ -162,9 +171,9 @@ def build_on_all():
 checks.on_all(build_on_all)
 
 # %% [markdown]
-# **2.** A trace has the list `step.ops`, and each of its operations has a `type` and a `device`.
+# **2.** A trace has a list of operations, `step.ops`. Each operation has a `type` and a `device`.
 # Write `idle(step)`, which lists the devices of the plan that computed no convolution, in the order
-# of the plan. A type such as `Conv2DBackpropInput` counts as one.
+# of the plan. A longer type, such as `Conv2DBackpropInput`, is a convolution as well.
 
 # %% tags=["exercise"]
 def idle(step):
@@ -196,15 +205,8 @@ checks.idle(idle)
 # start Jupyter with `MGPU_DEVICES=4`. `MGPU_MODE=cores` takes cores even if there are GPUs. If a
 # GPU is missing, the command `mgpu` in a terminal says why.
 #
-# | word | what it means in all lessons |
-# |---|---|
-# | **host** | the CPU, which feeds the devices and joins their results |
-# | **device** | what does the heavy arithmetic: a GPU, a share of one, or a core |
-# | **step** | one run of the work that is repeated, such as one update of the weights |
-# | **shard** | the part of a batch, or of any data, that one device gets |
-# | **replica** | a copy of the model on one device; a replica written by hand is a **tower** |
-# | **global batch** | the examples of one step, on all devices together |
-# | **per-device batch** | how many examples of the global batch one device gets |
+# The words in bold mean the same in all lessons. Two more will come: a **tower** is a replica
+# written by hand, and the **per-device batch** is how many examples each device gets in a step.
 #
 # ## Where to go on
 #

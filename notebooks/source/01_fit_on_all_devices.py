@@ -1,23 +1,32 @@
 # %% [markdown]
 # # Fit on all devices
 #
-# You have a Keras model and two GPUs, but `model.fit` trains on only one of them.
+# You have a Keras model and two GPUs, but `model.fit` trains on only one of them. These lines use
+# both:
 #
-# **In this lesson** the lines of [[00]] make `fit` train a model on all devices, with the losses
-# and weights of one device, and you find the mistakes that spoil such a training without an error.
-# The weights will be equal to twelve digits.
+# ```python
+# from mgpu_helpers import devices, fit
+#
+# plan = devices.setup()
+# with fit.strategy(plan).scope():
+#     model = build()
+# model.fit(x, y, batch_size=64)
+# ```
+#
+# Each device has a **replica** of the model, which computes the gradients of a **shard** of the
+# batch. An **all-reduce** returns the sum of the gradients to every replica, so the copies of the
+# weights stay equal. In the picture, a model with one weight, w, learns from five numbers:
 #
 # ![Two devices compute the gradients 5.6 and 16.4. The all-reduce returns their sum, 22, to both,
 # and each changes its own w from 1 to 0.78.](pictures/01_replicas.svg)
 #
-# Each device has a **replica** of the model, which computes the gradients of a **shard** of the
-# batch. An **all-reduce** adds up the gradients and returns the sum to every replica, so the copies
-# of the weights stay equal.
+# **In this lesson** you check that two devices train a network to the weights of one device, to
+# twelve digits. You measure when they are faster, and see two mistakes that spoil such a training
+# without an error.
 #
-# `fit.strategy`, which makes such replicas, is TensorFlow's `MirroredStrategy`, with repairs for
-# what Keras gets wrong there. Take it if your script makes the model, and one device can hold it.
-# Take `fit.use(model, plan)` if the model is there already; its options also cut a model too
-# large for one device.
+# `fit.strategy` is TensorFlow's `MirroredStrategy`, with repairs for what Keras gets wrong there.
+# Take it if your script makes the model, and one device can hold it. Otherwise take `fit.use(model,
+# plan)`, whose options also cut a model too large for one device.
 #
 # **You need** [[00]], and `tf.GradientTape` for the step by hand.
 
@@ -64,7 +73,7 @@ def build(synchronized=False):
 
 # %% [markdown]
 # `fit.batches` makes a Dataset of arrays. The devices share each batch of 120 images, the **global
-# batch**. Two devices cannot share the last one evenly, because it has 61 images:
+# batch**. The last one has 61 images, which two devices cannot share evenly:
 
 # %%
 images, labels = digits.load(901)
@@ -74,21 +83,22 @@ with fit.strategy(plan).scope():
 print("losses:", np.round(model.fit(data, epochs=3, verbose=0).history["loss"], 1))
 
 # %% [markdown]
-# The model learns. Are these the steps of one device? `fit.check` takes one step on all devices and
-# the same step on one, compares both, and puts everything back. It returns a sentence for each
+# The loss falls, but are these the steps of one device? `fit.check` takes one step on all devices
+# and the same step on one, compares both, and puts everything back. It lists a sentence for each
 # problem:
 
 # %%
 print(fit.check(model, data))
 
 # %% [markdown]
-# It found no problem.
+# There is no problem.
 #
 # ## What each device does
 #
-# We trace steps of 420 images, on one device and on all. A block of `tf.device` puts what is built
-# or run in it on one device. The network has two convolutions, so a step needs five: two forward,
-# and three backward, because nobody needs the gradient of the images.
+# We trace steps of 420 images, on one device and on all. What is built or run in a block of
+# `tf.device` is on that device. Each step has five convolutions. Two run forward. Backward, both
+# need the gradient of their kernel, and the second that of its input; the input of the first is the
+# images, which do not change.
 
 # %%
 with tf.device(plan.devices[0]):
@@ -111,7 +121,7 @@ plt.show()
 
 # %% [markdown]
 # Each device computes all five convolutions for its own shard, at the same time as the others. At a
-# black line the all-reduce has added up a weight's gradient; small ones have no line.
+# black line the all-reduce has added up the gradient of a weight. Small weights have no line.
 #
 # How many bytes of weights and optimizer state does each device hold?
 
@@ -124,12 +134,12 @@ for name, each in (("one", alone), ("all", model)):
     print(name, dict(held))
 
 # %% [markdown]
-# Each device holds everything. So a second device makes room for a larger batch, but not for a
+# Each device holds all of it. So a second device makes room for a larger batch, but not for a
 # larger model.
 #
 # ## When it is faster
 #
-# We time five steps on one device and on all, with a small and with a large global batch:
+# We time five steps on one device and on all, with a small and a large batch:
 
 # %%
 def on_one(data):
@@ -145,24 +155,19 @@ for size in (8, 420):
 
 # %% [markdown]
 # With 420 images most of the step is work that two cores can share, so both together are faster,
-# unless other programs use them. With 8 images one core is faster, because the fixed work of a
-# step, such as starting operations and the all-reduce, does not shrink with the batch. In at
-# least nine of ten cases the brackets hold the ratio of many more pairs.
-#
-# | | |
-# |---|---|
-# | **Use it when** | the model fits on one GPU and keeps it busy |
-# | **It costs** | all weights on every device, and an all-reduce in each step |
-# | **Instead** | one device, if steps are short; [[10]] or [[11]], if the model does not fit |
+# unless other programs use them. With 8 images one core is faster, because a step has fixed work,
+# such as starting operations and the all-reduce, which does not shrink with the batch. With many
+# more pairs of runs, the ratio would be within the brackets in nine of ten cases.
 #
 # ## A step by hand
 #
 # Here is the step of the picture, with TensorFlow's own `MirroredStrategy`, which we call the
-# **plain strategy**. The only weight is w = 1, and the loss is the mean of (w·x)². Its gradient is
-# the mean of 2x², which is 22 for the batch 1, 2, 3, 4, 5.
+# **plain strategy**. The weight is w = 1, and the loss is the mean of (w·x)² over the numbers 1 to
+# 5. So the gradient is the mean of 2x², which is 22.
 #
-# A replica sees only its shard, so it divides the sum over its shard by the size of the *global*
-# batch. Then the gradients of the replicas add up to 22:
+# A replica sees only its shard. If it divides the sum over its shard by the size of the *global*
+# batch, the gradients of all replicas add up to 22. The learning rate is 0.01, so each w falls by
+# 0.22, to 0.78:
 
 # %%
 plain = tf.distribute.MirroredStrategy(plan.devices)
@@ -228,7 +233,8 @@ for sentence in fit.check(broken, uneven, proof=False):  # looks, and compares n
     print(textwrap.fill(sentence, 88, subsequent_indent="  "))
 
 # %% [markdown]
-# Write down what you expect: are even batches enough, or do we need both cures?
+# These sentences name two cures: even batches, and `synchronized=True`. Write down what you expect:
+# are even batches enough, or do we need both cures?
 
 # %%
 even = uneven.take(2)
@@ -241,20 +247,24 @@ for name, (some, wanted, synchronized) in cases.items():
 
 # %% [markdown]
 # We need both. Under the plain strategy Keras takes the mean of each shard, and these means count
-# equally. For our five numbers that would be (9.33 + 41) / 2 = 25.17 instead of 22. And without
-# `synchronized=True` each replica normalizes by the mean of its own shard.
+# equally, even if one shard is larger. For the numbers 1 to 5 the means would be 9.33 and 41, and
+# the gradient 25.17 instead of 22. And without `synchronized=True` each replica normalizes by the
+# mean of its own shard.
 #
-# `fit.strategy` repairs both by itself. It also repairs sums as losses, clipping by a norm, masks,
-# dropout, and replicas without examples ([the table](../docs/fit_tests.md#what-is-mended)). It
-# refuses an optimizer that was made outside of its scope, because it would count each step once per
-# replica.
+# `fit.strategy` repairs both by itself, and more: losses that are sums, clipping by a norm, masks,
+# dropout, and replicas without examples ([the table](../docs/fit_tests.md#what-is-mended)).
+#
+# | | |
+# |---|---|
+# | **Use it when** | the model fits on one GPU and keeps it busy |
+# | **It costs** | all weights on every device, and an all-reduce in each step |
+# | **Instead** | one device, if steps are short; [[10]] or [[11]], if the model does not fit |
 #
 # ## On GPUs
 #
 # > NVIDIA's library NCCL does the all-reduce between GPUs. `fit.strategy` sends gradients in packs
-# > of at least 25 MiB, those of the last layers first, so in a large model the exchange starts
-# > while the backward pass still runs. Our network is too small to gain. On several machines the
-# > lines are the same ([[21]]).
+# > of at least 25 MiB, those of the last layers first. So in a large model the exchange starts
+# > while the backward pass still runs. On several machines the lines are the same ([[21]]).
 #
 # ## On your own
 #
@@ -283,9 +293,10 @@ checks.evaluate(evaluate)
 
 # %% [markdown]
 # **2.** The plain strategy divides the size of a batch by the number of replicas and rounds up. The
-# replicas take shards of this size, one after the other, until no example is left. Write
-# `leaves_empty(examples, batch, replicas)` for a dataset of `examples` examples in batches of
-# `batch`, the last of which may be smaller. It returns whether some batch leaves a replica empty.
+# replicas take shards of this size, one after the other, until no example is left. So four replicas
+# share five examples as 2, 2, 1 and 0. Write `leaves_empty(examples, batch, replicas)` for a
+# dataset of `examples` examples in batches of `batch`, the last of which may be smaller. It returns
+# whether some batch leaves a replica empty.
 
 # %% tags=["exercise"]
 def leaves_empty(examples, batch, replicas):
@@ -312,16 +323,16 @@ checks.leaves_empty(leaves_empty)
 #
 # ## Compared with other ways
 #
-# The lessons train one small Transformer in each way: four blocks, 0.9 million weights, 32 texts of
-# 64 letters. The line in bold is of `fit.use`; `fit.strategy` was not measured. The Transformer
-# starts more operations than the network above, and gains less.
+# The lessons measure each way of training with one small Transformer: four blocks, 0.9 million
+# weights, 32 texts of 64 letters. The line in bold is of `fit.use`; `fit.strategy` was not
+# measured. The Transformer starts more operations than our network, and gains less.
 #
 # [[ways]]
 #
 # ## In practice
 #
-# Paste the lines of [[00]], call `fit.check(model, data)` once, and time `fit` against one device.
-# If you gain little, enlarge the batch, and let `fit.check(model, data, rate_for=64)` propose a
-# learning rate if yours was found with a batch of 64.
+# Call `fit.check(model, data)` once, and time `fit` against one device. If you gain little, enlarge
+# the batch. If your learning rate was found with a batch of 64, `fit.check(model, data,
+# rate_for=64)` proposes another.
 #
 # Next: [[next]].

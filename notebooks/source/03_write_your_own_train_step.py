@@ -1,19 +1,20 @@
 # %% [markdown]
 # # Write your own train step
 #
-# You have a Keras model with a `train_step` of your own, and two GPUs. Under TensorFlow's
-# `MirroredStrategy` it may train something else, and no error says so.
+# You have a Keras model with a `train_step` of your own, and two GPUs. TensorFlow's
+# `MirroredStrategy` adds up the gradients of both, even if your loss is a mean. So the model may
+# learn something else than on one GPU, and no error says so.
 #
-# **In this lesson** `fit.strategy` trains a GAN on both devices as on one, and refuses a loss that
-# compares the examples of a batch. You learn which losses devices can share, and how to tell `fit`
-# what a loss of yours is.
+# **In this lesson** `fit.strategy` trains a GAN on two devices to the weights of one, and refuses a
+# loss that compares the examples of a batch. You learn which losses devices can share, and how to
+# tell `fit` what a loss of yours is.
 #
 # ![The first device has three examples with a mean of 2, the second has one with 10. They count by
 # three quarters and one quarter, which gives 4.](pictures/03_shares.svg)
 #
 # Each device has a copy of the model, its **replica**, and runs your step on its part of the batch.
-# A mean that it takes there has to count by its share of the examples. `fit.strategy` sees to that.
-# These are the lines:
+# A mean there has to count by the device's share of the examples. `fit.strategy` sees to that, and
+# your step stays as it is:
 #
 # ```python
 # from mgpu_helpers import devices, fit
@@ -52,9 +53,9 @@ layers = keras.layers
 # ## A GAN on both devices
 #
 # A **generator** makes images out of noise. A **discriminator** gives each image a score, which is
-# high if it takes the image for a real one. `fit` calls `train_step` with each batch. Each network
-# has its own tape, optimizer and loss: `d_loss` is the discriminator's, and `g_loss` the
-# generator's. `softplus(-score)` is small if the score is high:
+# high if it takes the image for a real one. Each network has its own tape, optimizer and loss:
+# `d_loss` is the discriminator's, and `g_loss` the generator's. `softplus(-score)` is small if the
+# score is high:
 
 # %%
 class GAN(keras.Model):
@@ -101,7 +102,7 @@ history = gan.fit(images, noise, batch_size=256, shuffle=False, epochs=3, verbos
 print({name: np.round(values, 1) for name, values in history.items()})
 
 # %% [markdown]
-# Which network did each device compute, and when? We trace a step of all images:
+# Which network did each device compute, and when? We trace a step of all 1,024 images:
 
 # %% tags=["varies", "cover"]
 steps = [trace.fit_step(gan, (images, noise)) for _ in range(2)]
@@ -110,19 +111,18 @@ drawings.networks(step, "generator", "discriminator")
 plt.show()
 
 # %% [markdown]
-# Both devices compute both networks, each for its half of the images. Bars of half the height are
-# work that ran at once on one device. At the first black line the gradients of the first tape are
-# added up, and at the second those of the second tape. The second tape needs the updated
-# discriminator, so this part waits for the first line. Its generator has not changed, so TensorFlow
-# starts it before that line.
+# Each device computes both networks for its half of the images. At the first black line the
+# gradients of the discriminator are added up, and at the second those of the generator. The
+# generator's loss needs scores of the updated discriminator, so these come after the first line.
+# The images for them can be made before it, because the generator has not changed.
 #
 # ## By hand
 #
-# `MirroredStrategy` adds up the gradients of all replicas, whatever the loss is. When is that
-# right? Suppose that four examples have the losses 1, 2, 3 and 10, and that the first replica has
-# three of them. Here are four ways to make one number of them. The third leaves out the second
-# example, as a mask would. `three` and `one` are the replicas, `added` is their sum, and `all` is
-# the value of the four together. What holds for these losses holds for their gradients:
+# When is the sum of the replicas' gradients right? Suppose that four examples have the losses 1, 2,
+# 3 and 10, and that the first replica has three of them. Here are four ways to make one loss of
+# them. The third leaves out the second example, as a mask would. We print the loss of the replica
+# with `three` examples, of that with `one`, both `added`, and the loss of `all` four. Their
+# gradients behave in the same way:
 
 # %%
 losses, counted = np.array([1.0, 2.0, 3.0, 10.0]), np.array([1, 0, 1, 1])
@@ -141,14 +141,15 @@ for name, way in ways.items():
     print(f"{name:15}", *[f"{number:6.2f}" for number in numbers])
 
 # %% [markdown]
-# Only the sums add up to that of all four. The means give 12 in place of 4. They have to count by
-# their shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of three
-# counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such shares.
+# Only the sums of the replicas add up to the sum of all. The means give 12 instead of 4. They have
+# to count by their shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of
+# the three counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such
+# shares.
 #
-# `fit` has to know which of these your loss is. It knows the losses of Keras. For any other, it
-# makes the test above before the first update: it computes the loss of two parts of a batch and of
-# both together. If that fits neither a mean nor a sum, `fit` refuses the loss, and you say in the
-# step what it is:
+# So `fit` has to know which of these your loss is. It knows the losses of Keras. Any other it tests
+# in this way before the first update: it computes the loss of two parts of a batch and of both
+# together. If the loss is neither a mean nor a sum, `fit` refuses it, and you say in the step what
+# it is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
@@ -156,13 +157,13 @@ for name, way in ways.items():
 # | a sum over the examples | `fit.loss(value, "sum")` | added up |
 # | a mean over `count` unmasked examples | `fit.loss(value, count)` | averaged by their counts |
 #
-# On one device `fit.loss` returns `value` as it is. The losses of our GAN are means, and `fit`
-# found that out by itself.
+# On one device `fit.loss` returns `value` unchanged. The losses of our GAN are means, which `fit`
+# found out by itself.
 #
 # ## Proof
 #
-# The same GAN, with smaller networks, trains on one device and on two. We take float64, in which
-# rounding cannot hide a mistake. The last batch has 13 examples, an odd number:
+# We train the same GAN, with smaller networks, on one device and on two. In float64 rounding cannot
+# hide a mistake. The last batch has 13 examples, an odd number:
 
 # %%
 keras.config.set_floatx("float64")
@@ -189,8 +190,8 @@ print("training changed the first kernel:", apart(small().get_weights()[:1], one
 # ## Break it
 #
 # A **contrastive loss** compares each example with all others of the batch. Here each image has two
-# views. The loss is small if a first view is more like its own second view than like those of the
-# other images:
+# views. `alike` says how much each first view is like every second view, and `own` how much it is
+# like the second view of its own image. The loss is small if `own` is the largest:
 
 # %%
 class Contrast(keras.Sequential):
@@ -219,8 +220,8 @@ def contrast(kind):
     return model
 
 # %% [markdown]
-# A replica has only half of the images. Write down what you expect under `MirroredStrategy`: will
-# the loss of the first step be smaller, larger, or the same?
+# A replica has only half of the images. Write down what you expect: will the loss of the first step
+# be smaller, larger, or the same under `MirroredStrategy`?
 
 # %%
 one, before = trained(tf.device(plan.devices[0]), partial(contrast, Contrast), views)
@@ -231,7 +232,7 @@ print(f"first loss, MirroredStrategy: {after['contrast'][0]:.2f}")
 
 # %% [markdown]
 # It is smaller, because 32 images are easier to tell apart than 64. So two devices train something
-# else. What does `fit.strategy` do?
+# else than one. What does `fit.strategy` do?
 
 # %%
 try:
@@ -240,8 +241,8 @@ except ValueError as refused:
     print(textwrap.fill(str(refused), 88))
 
 # %% [markdown]
-# It refuses before the first update. Here `fit.loss(loss, "mean")` would be false, because a
-# replica lacks images to compare with. `all_gather` gives each replica the second views of all
+# It refuses the loss before the first update. Here `fit.loss(loss, "mean")` would be false, because
+# a replica lacks images to compare with. `all_gather` gives each replica the second views of all
 # replicas, and sends their gradients back:
 
 # %%
@@ -255,26 +256,27 @@ print(f"first loss: {after['contrast'][0]:.2f}")
 print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 
 # %% [markdown]
-# Now each replica compares its images with all 64 and takes a mean of its own, so `fit` finds a
-# mean. On one device `all_gather` changes nothing.
+# Now each replica compares its images with all 64, and takes the mean over its own. `fit` finds
+# that mean, and trains. On one device `all_gather` changes nothing.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a step needs two optimizers, or a loss that `compile` cannot express |
-# | **It costs** | the graph of the step, made once more, and exchanges in each step |
+# | **It costs** | a longer start, in which `fit` tests the step, and exchanges in each step |
 # | **Instead** | `compile` with a loss, or `fit.use(model, plan)`, with losses of the whole batch |
 #
 # ## On GPUs
 #
-# Give each GPU so many images that it computes for much longer than it waits for the two exchanges.
-# Leave out `jit_compile=False`, and XLA compiles what each GPU does between them.
+# Choose a batch so large that each GPU computes for much longer than it waits for the two
+# exchanges. Leave out `jit_compile=False`, and XLA compiles what each GPU does between the
+# exchanges.
 #
 # ## On your own
 #
-# **1.** Write `weighted(losses, weights)`, which a step calls: the mean of `losses` in which each
-# counts by its entry in `weights`. Its gradient on all devices has to be that of one device, even
-# if all weights of a replica are 0. The `count` of `fit.loss` may be a sum of weights, and
-# `tf.math.divide_no_nan` returns 0 for a division by 0.
+# **1.** Write `weighted(losses, weights)`, which a step calls for the examples of its replica: the
+# sum of `weights * losses`, divided by the sum of `weights`. Make its gradient on all devices that
+# of one device, even if all weights of a replica are 0. The `count` of `fit.loss` may be a sum of
+# weights, and `tf.math.divide_no_nan` returns 0 for a division by 0.
 
 # %% tags=["exercise"]
 def weighted(losses, weights):
@@ -292,9 +294,9 @@ def weighted(losses, weights):
 checks.weighted(weighted)
 
 # %% [markdown]
-# **2.** Find out as `fit` does what a loss is. Write `kind(loss, x)`: `x` is an array of five or
-# more numbers, and the function `loss` makes one number of such an array. Compute it for two parts
-# of `x` and for all of it, and return `"mean"`, `"sum"` or `"neither"`.
+# **2.** Find out, as `fit` does, what a loss is. Write `kind(loss, x)`. `x` is an array of five or
+# more numbers, and the function `loss` makes one number of such an array. Compute the loss of two
+# parts of `x` and of all of it, and return `"mean"`, `"sum"` or `"neither"`.
 
 # %% tags=["exercise"]
 def kind(loss, x):
@@ -325,7 +327,8 @@ checks.kind(kind)
 #
 # ## In practice
 #
-# Paste the lines. If `fit` refuses your loss, say what it is with `fit.loss`, or gather what
-# it compares. [A list](../docs/train_step.md) tells what a step may contain.
+# Build your model in the scope of `fit.strategy`. If `fit` refuses your loss, say what it is with
+# `fit.loss`, or gather what it compares. [A list](../docs/train_step.md) tells what a step may
+# contain.
 #
 # Next: [[next]].

@@ -1,24 +1,26 @@
 # %% [markdown]
 # # Devices in graph code
 #
-# You inherit a program of 2017 that trains two graphs, each on a GPU of its own. It stops with
-# `is being mapped to multiple devices`, or it runs and prints losses that change. But does it
+# You inherit a program of 2017 that trains two graphs, each on a GPU of its own. Either it stops
+# with `is being mapped to multiple devices`, or it runs and prints losses that change. Does it
 # train, and do both GPUs work at once?
 #
-# **In this lesson** you run a program of 2017 for two GPUs, find out whether it trains, let both
-# devices work at the same time, and learn which of its settings still act.
-#
-# ![Left: two sessions of one process list GPU 0 and GPU 1. Each calls its own GPU number 0, which
-# is an error. Right: the process has one list, and each graph is built for a device of
-# it.](pictures/25_one_list.svg)
-#
-# The program is from [Wonik Jang's article](../docs/sources.md#jang). In the end its two graphs
-# train to the weights of these lines, to 1e-12:
+# **In this lesson** you run such a program, from [Wonik Jang's article](../docs/sources.md#jang).
+# You find out what its loop trains, and mend it until both graphs train at once. Their weights are
+# then those of today's lines, to 1e-12:
 #
 # ```python
 # with tf.device(device):  # in a thread for each model
 #     model.fit(images, labels)
 # ```
+#
+# The error comes from `visible_device_list`, by which the program gives each session a GPU. A
+# process numbers its GPUs only once, so all sessions need the same list, and each graph is built
+# for a device of it:
+#
+# ![Left: two sessions of one process list GPU 0 and GPU 1. Each calls its own GPU number 0, which
+# is an error. Right: the process has one list, and each graph is built for a device of
+# it.](pictures/25_one_list.svg)
 #
 # **You need** [[04]], [[05]], [[16]], [[18]] and [[23]].
 
@@ -49,35 +51,41 @@ from mgpu_helpers.lessons.state import apart
 # %% [markdown]
 # ## A device for each graph
 #
-# The article trains two graphs whose hidden layers differ. Each of its sessions lists another GPU,
-# which is an [error](../docs/errors.md#mapped), because a process numbers its GPUs only once. So
-# `tf1.device` gives each graph its device here, and both sessions get the same configuration. The
-# layers are an eighth as wide as in the article, without dropout and with plain gradient descent.
-# The operations have equal names, so that one loop can find them in both graphs:
+# The article trains two graphs whose hidden layers differ. Ours has layers an eighth as wide as in
+# the article, without dropout and with plain gradient descent. It begins with three convolutions,
+# each with a pooling, and ends with two dense layers:
+
+# %%
+def mean_loss(x, labels, hidden):
+    draw = tf1.variance_scaling_initializer(2.0, seed=9)
+    shapes = [3, 3, 1, 8], [3, 3, 8, 8], [3, 3, 8, 16], [256, hidden // 8], [hidden // 8, 10]
+    weights = [tf1.get_variable(f"w{n}", each, tf1.float64, draw) for n, each in enumerate(shapes)]
+    for kernel in weights[:3]:
+        x = tf1.nn.relu(tf1.nn.conv2d(x, kernel, 1, "SAME"))
+        x = tf1.nn.max_pool2d(x, 2, 2, "SAME")
+    x = tf1.nn.relu(tf1.matmul(tf1.reshape(x, [-1, 256]), weights[3]))
+    scores, classes = tf1.matmul(x, weights[4]), tf1.one_hot(labels, 10, dtype=tf1.float64)
+    entropy = tf1.nn.softmax_cross_entropy_with_logits_v2(labels=classes, logits=scores)
+    return tf1.reduce_mean(entropy)
+
+
+# %% [markdown]
+# `tf1.device` gives each graph its device. The operations have the same names in both graphs, so
+# that one loop can find them:
 
 # %%
 def build_graph(hidden, device):
-    draw = tf1.variance_scaling_initializer(2.0, seed=9)
-    shapes = [3, 3, 1, 8], [3, 3, 8, 8], [3, 3, 8, 16], [256, hidden // 8], [hidden // 8, 10]
-    entropy = tf1.nn.softmax_cross_entropy_with_logits_v2
     with tf1.Graph().as_default() as graph, tf1.device(device):
-        made = [tf1.get_variable(f"w{n}", each, tf1.float64, draw) for n, each in enumerate(shapes)]
         x = tf1.placeholder(tf1.float64, [None, 28, 28, 1], name="input")
         labels = tf1.placeholder(tf1.int64, [None], name="label")
-        for kernel in made[:3]:
-            x = tf1.nn.relu(tf1.nn.conv2d(x, kernel, 1, "SAME"))
-            x = tf1.nn.max_pool2d(x, 2, 2, "SAME")
-        x = tf1.nn.relu(tf1.matmul(tf1.reshape(x, [-1, 256]), made[3]))
-        classes = tf1.one_hot(labels, 10, dtype=tf1.float64)
-        loss = tf1.reduce_mean(entropy(labels=classes, logits=tf1.matmul(x, made[4])))
-        tf1.identity(loss, name="cross_entropy")
+        loss = tf1.identity(mean_loss(x, labels, hidden), name="cross_entropy")
         tf1.train.GradientDescentOptimizer(0.125).minimize(loss, name="train_step")
-        tf1.global_variables_initializer()
+        tf1.global_variables_initializer()  # an operation with the name "init"
     return graph
 
 
 # %% [markdown]
-# The last call makes an operation called `init`, which gives the weights their first values:
+# Both sessions get the same configuration, and `init` gives the weights their first values:
 
 # %%
 def start(hidden, device):
@@ -98,9 +106,8 @@ begin = [*map(weights_of, sessions)]
 # %% [markdown]
 # ## What does the loop train?
 #
-# The article's loop fetches `cross_entropy:0` for each batch. Each graph has five weights, three of
-# convolutions and two of dense layers. Write down how many of them you expect to change in eight
-# batches:
+# The article's loop runs each session with each batch and fetches `cross_entropy:0`, the loss. Each
+# graph has five weights. Write down how many of them you expect to change in eight batches:
 
 # %%
 images, labels = digits.load(512)
@@ -123,9 +130,9 @@ def try_loop(*fetches):
 try_loop("cross_entropy:0")
 
 # %% [markdown]
-# No weight changed. A session computes only what a fetch needs, and nobody fetched `train_step`.
-# The losses differ from batch to batch, and the first graph's even falls, so the output may pass
-# for a training. Here is the loop with the missing fetch:
+# No weight changed. A session computes only what a fetch needs, and the loop does not fetch
+# `train_step`. The losses differ from batch to batch, and those of the first graph even fall, so
+# the output looks like a training. Here is the loop with the missing fetch:
 
 # %%
 try_loop("cross_entropy:0", "train_step")
@@ -135,9 +142,9 @@ try_loop("cross_entropy:0", "train_step")
 #
 # ## Both graphs at once
 #
-# The loop has a second flaw. `session.run` returns when its step is done, so only one of the two
-# devices works at a time. With a thread for each session ([[18]]), both can. We time a pass in each
-# way:
+# The loop has a second flaw. `session.run` returns when its step is done, so one device waits while
+# the other works. If each session has a thread ([[18]]), both devices can work. We time a pass over
+# the eight batches in each way:
 
 # %%
 def at_once(work, *given):
@@ -155,14 +162,14 @@ lesson_25.show(passes, homes).set_title("When each graph trained", loc="left")
 plt.show()
 
 # %% [markdown]
-# White lines separate the eight steps of a pass. In the loop, the second graph begins when the
-# first has done its pass. With threads, both train at the same time.
+# White lines separate the eight steps. In the loop, the second graph begins when the first has done
+# its pass. With threads, both train at the same time.
 #
 # ## Proof
 #
-# Today's lines are a Keras model for each graph. `lesson_25.build` makes it as `build` did in
-# [[24]], with the widths of this lesson. Each begins with the weights of its graph, and trains in a
-# thread of its own:
+# Today each graph is a Keras model. `lesson_25.build` makes it as `build` did in [[24]], with the
+# widths of this lesson. Each model begins with the weights of its graph, and trains in a thread of
+# its own:
 
 # %%
 keras.config.set_floatx("float64")
@@ -178,7 +185,7 @@ models = [*map(lesson_25.build, widths, begin, homes)]
 _ = at_once(train, models, homes)
 
 # %% [markdown]
-# New sessions begin with the same weights and train for the same eight steps, in threads as well:
+# New sessions begin with the same weights, and train for the same eight steps, also in threads:
 
 # %%
 sessions = [*map(start, widths, homes)]
@@ -189,10 +196,10 @@ for session, model in zip(sessions, models):
 # %% [markdown]
 # ## Or a script for each graph
 #
-# The article also trains each graph in a script of its own. Script A sets `visible_device_list` to
-# "0", script B to "1". That still works, but each script has to know its GPU. The runner of [[16]]
-# shows each script a single GPU, which has number 0 inside, so "0" is right for both.
-# [train_graph.py](scripts/train_graph.py) is such a script:
+# The article also trains each graph in a script of its own. Script A has the `visible_device_list`
+# "0" and script B has "1", so each has to know its GPU. The runner of [[16]] shows each script only
+# one GPU, which has number 0 inside the script. So we run [train_graph.py](scripts/train_graph.py)
+# with "0" for both graphs:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -210,7 +217,7 @@ for job, width, of_graph in zip(report, widths, of_graphs):
 # ## Break it
 #
 # Many programs of 2017 set `allow_soft_placement`, so that they start on any machine. We build a
-# graph for a GPU that we do not have. Write down what happens without this option and with it:
+# graph for a GPU that we do not have. Write down what happens without this option, and with it:
 
 # %%
 for soft in (False, True):
@@ -223,16 +230,16 @@ for soft in (False, True):
         print(f"soft={soft}: {type(error).__name__}")
 
 # %% [markdown]
-# Without the option TensorFlow [cannot assign a device](../docs/errors.md#assign). With it
-# TensorFlow takes another device and says nothing, so a program with wrong names may run on one of
-# your GPUs only. To see where a session plans its operations, run it within
-# `trace.placement` ([[04]]), with `plan.session_config(log_placement=True)`.
+# Without the option TensorFlow [cannot assign a device](../docs/errors.md#assign). With it,
+# TensorFlow takes another device and says nothing. So a program with a wrong name may train on only
+# one of your GPUs. To see where a session plans its operations, run it within `trace.placement`
+# ([[04]]), with `plan.session_config(log_placement=True)`.
 #
 # ## What still works
 #
-# TensorFlow reads the options of GPUs in the first session of a process. A later session's options
-# of memory are ignored without an error, and only another `visible_device_list` is an error. Here
-# are the settings and names of the article and of a [wiki page](../docs/sources.md#wiki) of 2017:
+# A process takes its options of GPUs from its first session. Options of memory in a later session
+# are ignored without an error, and only another `visible_device_list` is an error. Here are the
+# settings and names of the article and of a [wiki page](../docs/sources.md#wiki) of 2017:
 #
 # | in the sources | does it still work? | today |
 # |---|---|---|
@@ -245,7 +252,7 @@ for soft in (False, True):
 # | `visible_device_list`, one for a script | in the first session | `mgpu run` |
 # | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
 # | `get_tensor_by_name` | yes | arguments of `fit` |
-# | `tf.train.RMSPropOptimizer` | in `tf1`; its mean begins with 1 | Keras's `RMSprop`, from 0 |
+# | `tf.train.RMSPropOptimizer` | in `tf1`; mean square from 1 | Keras's `RMSprop`, from 0 |
 #
 # | | a session for each device |
 # |---|---|
@@ -282,7 +289,8 @@ checks.same(same)
 # %% [markdown]
 # **2.** A program starts with `CUDA_VISIBLE_DEVICES` set to `shown`, and its session has the
 # `visible_device_list` `listed`. Write `outside(shown, listed, name)`, which returns nvidia-smi's
-# number of the GPU that the program calls `name`. `outside("3,1,2", "2,0", "/gpu:1")` is 3.
+# number of the GPU that the program calls `name`. `outside("3,1,2", "2,0", "/gpu:1")` is 3: entry 1
+# of "2,0" is 0, and entry 0 of "3,1,2" is 3.
 
 # %% tags=["exercise"]
 def outside(shown, listed, name):
