@@ -95,9 +95,9 @@ for name in where:
 #
 # ## Why the parts add up
 #
-# A pair computes relu(x · A) · B. Column k of A makes the hidden number k, and only row k of B
-# multiplies this number. So a device with some columns of A, and the same rows of B, computes its
-# part of the sum alone. A small pair shows it:
+# A pair computes relu(x · A) · B. Column k of A makes number k of relu(x · A), which only row k of
+# B multiplies. So a device with some columns of A, and the same rows of B, computes its part of the
+# sum alone. A small pair shows it:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -112,12 +112,14 @@ added = sum(block(batch, *half) for half in halves)
 print("the halves add up to the whole:", np.allclose(added, block(batch, a, b)))
 
 # %% [markdown]
-# In the forward pass the results are added up, and in the backward pass the gradients of x. Each
-# device updates its own weights, so no weight crosses.
+# In the backward pass, the gradients of x are added up in the same way.
 #
 # ## What it saves, and what crosses
 #
-# We compare one device, a cut between layers (`stages=`), and our cut inside layers:
+# Each device updates its own weights, so no weight crosses. Every device but the first gets the
+# pair's input, and sends back its part of the result. The gradients of both go the opposite ways.
+# So on n devices a pair sends 2 (n − 1) times the bytes of its input and result. We compare this
+# with one device, and with a cut between layers (`stages=`):
 
 # %%
 with tf.device(first):
@@ -142,9 +144,7 @@ print(f"inside layers, by the rule: {2 * (len(two) - 1) * 512 * each_image:,} by
 
 # %% [markdown]
 # The cut between layers is behind `fc1`, where 1024 numbers of each image cross, and their
-# gradients come back. Only the cut inside layers leaves half on each device. Every device but the
-# first gets the pair's input and sends back its part of the result. The gradients of both go the
-# opposite ways. So on n devices a pair sends 2 (n − 1) times the bytes of its input and result.
+# gradients come back. It sends less, but only the cut inside layers leaves half on each device.
 #
 # When does each device work?
 
@@ -153,10 +153,9 @@ drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Two rows of a device are two operations at the same time, and grey is a wait. Cut between layers,
-# the network keeps the device with `fc1` busy, and the other one mostly waits. Cut inside layers,
-# both work on the pair. The dotted lines are the pair's two sums, the first just before the
-# backward pass.
+# Two rows of a device are two operations at the same time, and grey is a wait. Between layers, the
+# cut keeps the device with `fc1` busy, and the other one mostly waits. Inside layers, both work on
+# the pair. The dotted lines are the pair's two sums, the first just before the backward pass.
 #
 # The gain in time is small, because one device alone already uses both cores in the backward pass.
 #
@@ -210,8 +209,8 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 #
 # ## On GPUs
 #
-# Does a split also save time? A pair with `in` inputs, h hidden numbers and `out` outputs has h (in
-# + out) weights. For each example, every weight multiplies and adds three times: once forward, and
+# Does a split also save time? A pair with `in` inputs, h columns in A and `out` outputs has h (in +
+# out) weights. For each example, every weight multiplies and adds three times: once forward, and
 # twice for gradients. Half of these 6 h (in + out) operations move to the second device. The
 # transfers are 8 (in + out) bytes. So the split pays if
 #
