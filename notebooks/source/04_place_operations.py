@@ -4,17 +4,18 @@
 # You put the second layer of a model on the second GPU. Training starts and the loss falls, but the
 # first GPU computes that layer, too, and TensorFlow does not say so.
 #
-# **In this lesson** you decide which device runs an operation, and check that it did.
+# **In this lesson** you decide which device runs an operation, in blocks of `with tf.device(...)`,
+# and check that it did.
 #
 # ![Weights, forward pass and backward pass of two layers. Blocks around the building place only
 # the weights. Blocks around the calls, too, also place the forward pass. A tape for each
 # layer, or fit.use, places all three.](pictures/04_what_a_block_places.svg)
 #
 # Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
-# box is work that was not shared out: all of it ran in one place, which TensorFlow chose. Most
-# people put `tf.device` blocks only around the code that *builds* the layers, as in the first row.
-# Then the second device runs none of the matrix products of its layer. In the last row everything
-# is in its place, and 8,192 bytes cross in each direction.
+# box is work that ran in one place, which TensorFlow chose. Most people put the blocks only around
+# the code that *builds* the layers, as in the first row. Then the second device runs none of the
+# matrix products of its layer. In the last row everything is in its place. In our small network
+# 8,192 bytes then cross in each direction.
 #
 # ## The lines to paste
 #
@@ -53,7 +54,7 @@ ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one dev
 # %% [markdown]
 # ## Try it
 #
-# The network for handwritten digits has two layers. `train_once` trains it for one step and returns
+# Our network for handwritten digits has two layers. `train_once` trains it for one step and returns
 # the loss. Before that it traces a step, which means that TensorFlow records what each device does.
 # From this trace, `halves.places` tells where the weights of each layer are, and where its matrix
 # products ran. `jit_compile=False` keeps Keras from compiling the step with XLA, which accepts no
