@@ -11,11 +11,13 @@
 # ![The host averages the gradients of two devices, the first updates the weights, and both read
 # them in the next step.](pictures/07_two_towers.svg)
 #
-# With two devices, every weight moves as on one device, to a part in 10,000.
+# This is **data parallelism**. Each device gets a part of the batch, its **shard**, and computes
+# the gradients of this shard; the work of one device is a **tower**. With two towers every weight
+# moves as on one device, to a part in 10,000.
 #
 # ## The lines to paste
 #
-# `fit.use` takes this step for any compiled model, also for one with a `train_step` of its own
+# `fit.use` takes this step for a compiled model, also for one with a `train_step` of its own
 # ([[03]]):
 #
 # ```python
@@ -80,13 +82,9 @@ print("losses of five steps:", np.round(history["loss"], 2))
 # %% [markdown]
 # ## By hand, with one weight
 #
-# In **data parallelism** each device gets a part of the batch, its **shard**, and computes the
-# gradient of that shard. This work of one device is a **tower**. The whole batch is the **global
-# batch**.
-#
-# The smallest model has one weight w. Our batch has 210 ones, 210 twos, 210 threes and 210 fours,
-# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx². Here it is for w = 1, of
-# the batch and of each shard:
+# The smallest model has one weight w. Our whole batch, the **global batch**, has 210 ones, 210
+# twos, 210 threes and 210 fours. The loss is the mean of (w·x)², so its gradient is the mean of
+# 2wx². Here it is for w = 1, of the global batch and of each shard:
 
 # %%
 def slope(x, w=1.0):
