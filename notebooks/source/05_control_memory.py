@@ -10,8 +10,8 @@
 # ![Three bars. With nothing set nearly the whole GPU is taken; with growth or a limit most is
 # left.](pictures/05_what_is_taken.svg)
 #
-# Each bar is a GPU of 17.2 GB (16 GiB), on which a script makes 600 MB of tensors. If nothing is
-# set, TensorFlow takes 15.6 GB of the GPU for them. With memory growth, it takes 1.08 GB.
+# Each bar is a GPU of 17.2 GB (16 GiB), on which a script makes 600 MB of tensors. By its own
+# rules, TensorFlow takes 15.6 GB for them if nothing is set, and 1.08 GB with memory growth.
 #
 # ## The lines to paste
 #

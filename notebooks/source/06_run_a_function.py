@@ -234,7 +234,7 @@ timing.compare(
 # ## On GPUs
 #
 # > Is it worth the copies? Take a ResNet-50 and 256 photos. The weights, the photos and their
-# > saliency are 410 MB, which cross in 41 ms at 10 GB/s. To compute the saliency takes about 4
+# > saliency are 410 MB, which cross in 41 ms at 10 GB/s. Computing the saliency takes about 4
 # > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. Two such GPUs save half of these 270 ms, much more than
 # > the copies take.
 #
