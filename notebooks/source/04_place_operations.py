@@ -159,10 +159,10 @@ gradients, step = trace.function_step(by_hand, images, labels)
 print(halves.places(parts, step))
 
 # %% [markdown]
-# Now both passes of each layer ran on its device. A map of the same step also shows what crossed. In
-# it, `variables` are the weights, and `gradient_tape` is the backward pass. `first_1` and `second_1`
-# are the forward pass of the layers, because TensorFlow adds `_1` to a name that is taken. A number
-# in brackets counts operations:
+# Now both passes of each layer ran on its device. A map of the same step also shows what crossed.
+# In it, `variables` are the weights, and `gradient_tape` is the backward pass. `first_1` and
+# `second_1` are the forward pass of the layers, because TensorFlow adds `_1` to a name that is
+# taken. A number in brackets counts operations:
 
 # %% tags=["cover"]
 charts.placement_map(step)

@@ -84,8 +84,9 @@ MIB = 2**20
 # What does each setting take? `scripts/hold_memory.py` makes 600 MB of tensors under each, in a new
 # process, and asks the driver. This needs a GPU. Without one, the chart below is calculated for an
 # empty GPU of 16 GiB. Only its bar for growth is measured then, because TensorFlow's allocator for
-# GPUs can also serve the host. `growth.on_host` starts a process in which it does, and which makes
-# a small tensor and six of 100 MB, deletes them and makes them again. Its log names the regions:
+# GPUs can also serve the host. `growth.on_host` starts such a process. It makes a small tensor and
+# six of 100 MB, deletes them and makes them again. Its log names the regions that the allocator
+# took:
 
 # %%
 logged = growth.on_host(100_000_000, 6)

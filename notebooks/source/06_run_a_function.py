@@ -225,7 +225,7 @@ timing.compare(
 # |---|---|
 # | **Use it when** | your function treats each row of a batch by itself, with much work for each |
 # | **It costs** | at each call, weights go to the other devices, rows to all, and results back |
-# | **Instead** | [[01]] to train or predict; `strategy.run` if each device has a copy of the weights |
+# | **Instead** | [[01]] to train or predict; `strategy.run` if each device has the weights |
 #
 # The function must not mix rows. BatchNormalization does with `training=True`, because it takes the
 # mean of its shard, and no error says so. A function that returns a single number is refused. So is
