@@ -4,20 +4,22 @@
 # You put the second layer of a model on the second GPU. Training starts and the loss falls, but the
 # first GPU computes that layer, too, and TensorFlow does not say so.
 #
-# **In this lesson** you decide which device runs an operation, and check that it did.
+# **In this lesson** you decide which device runs an operation, in blocks of `with tf.device(...)`,
+# and check that it did.
 #
 # ![Weights, forward pass and backward pass of two layers. Blocks around the building place only
 # the weights. Blocks around the calls, too, also place the forward pass. A tape for each
 # layer, or fit.use, places all three.](pictures/04_what_a_block_places.svg)
 #
 # Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
-# box is work that ran in one place, which TensorFlow chose. Most people first put `tf.device`
-# blocks around the code that *builds* the layers, as in the first row. Then the second device runs
-# none of the matrix products of its layer.
+# box is work that ran in one place, which TensorFlow chose. Most people put the blocks only around
+# the code that *builds* the layers, as in the first row. Then the second device runs none of the
+# matrix products of its layer. In the last row everything is in its place. In our small network
+# 8,192 bytes then cross in each direction.
 #
 # ## The lines to paste
 #
-# For a Keras model, these lines place all that the last row shows, and draw where it ran:
+# For a Keras model, these lines do what the last row shows, and draw where everything ran:
 #
 # ```python
 # from mgpu_helpers import charts, devices, fit, trace
@@ -52,11 +54,11 @@ ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one dev
 # %% [markdown]
 # ## Try it
 #
-# The network for handwritten digits has two layers. `train_once` trains it for one step and returns
-# the loss. It also traces a step, which means that TensorFlow records what each device did. From
-# the trace, `halves.places` tells where the weights of each layer are, and where its matrix
+# Our network for handwritten digits has two layers. `train_once` trains it for one step and returns
+# the loss. Before that it traces a step, which means that TensorFlow records what each device does.
+# From this trace, `halves.places` tells where the weights of each layer are, and where its matrix
 # products ran. `jit_compile=False` keeps Keras from compiling the step with XLA, which accepts no
-# variable of another device:
+# variable that is on another device:
 
 # %%
 images, labels = digits.load(64)
@@ -105,10 +107,10 @@ for layer, device, inputs in zip(parts, ends, [784, 32]):
 _ = train_once(keras.Sequential(parts), parts)
 
 # %% [markdown]
-# The weights are in the right places, but all products ran where TensorFlow chose. On cores this is
-# the host, `/CPU:0`; with GPUs it is the first GPU. The reason is that a layer computes where it is
-# *called*, and Keras calls it outside the blocks. So the second way keeps these layers, and puts
-# blocks around their calls, too:
+# The weights are in the right places, but all products ran where TensorFlow chose. Here this is the
+# host, `/CPU:0`; with GPUs it is the first GPU. A layer computes where it is *called*, and Keras
+# calls it outside the blocks. So the second way keeps these layers, and puts blocks around their
+# calls, too:
 
 # %% tags=["unplaced"]
 class Called(keras.Model):
@@ -130,10 +132,11 @@ _ = train_once(Called(parts), parts)
 # the backward pass. But Keras calls `gradient` after `call` has returned, and so outside every
 # block.
 #
-# The way that works gives each layer a tape of its own, and calls its `gradient` in the layer's
-# block. The backward pass begins with the second layer. Its tape also returns the gradient of
-# `middle`, the output of the first layer, from which the first tape goes on. The tape has to watch
-# `middle`, because by itself a tape follows only variables:
+# The way that works gives each layer a tape of its own, and calls the `gradient` of this tape in
+# the layer's block. The backward pass begins with the second tape. Besides the gradients of its
+# layer's weights, it returns the gradient of `middle`, the output of the first layer, from which
+# the first tape goes on. The second tape has to watch `middle`, because by itself a tape follows
+# only variables:
 
 # %%
 first, second = parts
@@ -155,23 +158,26 @@ def by_hand(x, y):
 gradients, step = trace.function_step(by_hand, images, labels)
 print(halves.places(parts, step))
 
+# %% [markdown]
+# Now both passes of each layer ran on its device. A map of the same step also shows what crossed.
+# In it, `variables` are the weights, and `gradient_tape` is the backward pass. `first_1` and
+# `second_1` are the forward pass of the layers, because TensorFlow adds `_1` to a name that is
+# taken. A number in brackets counts operations:
+
 # %% tags=["cover"]
 charts.placement_map(step)
 plt.show()
 show_crossing(step)
 
 # %% [markdown]
-# Both passes of each layer ran on its device, and the map shows the same step. `variables` are the
-# weights, `loss` is the loss, and `gradient_tape` is the backward pass. `first_1` and `second_1`
-# are the forward pass of the layers: TensorFlow adds `_1` to a name that is taken. A number in
-# brackets counts operations. The host sends the images `x` and the labels `y`. From the first layer
-# to the second crosses `middle`, 64 · 32 numbers of 4 bytes, so 8,192 bytes. Its gradient has the
-# same size and comes back.
+# The host sends the images `x` and the labels `y`. The first device sends `middle` to the second,
+# which is 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of `middle` has the same size
+# and comes back.
 #
 # ## Proof
 #
-# Does the step by hand compute the gradients that one tape computes on one device? `apart` gives
-# the largest difference, as a share of the largest number of its gradient:
+# Does the step by hand compute the gradients that one tape computes on one device? `apart` returns
+# the largest difference between them, as a share of the gradient's largest number:
 
 # %%
 with tf.device(ends[0]):
@@ -186,7 +192,7 @@ print("less than 1e-5 from one device:", apart(gradients, of_one) < 1e-5)
 # | | place by hand |
 # |---|---|
 # | **Use it when** | you write a step of your own, or want to decide which GPU does what |
-# | **It costs** | a block and a tape for each part, and a check, which runs a few extra steps |
+# | **It costs** | a block and a tape for each part, and a check in your tests |
 # | **Instead** | `fit.use` for a Keras model; [[01]] if the model fits on one device |
 #
 # ## Which device an operation gets

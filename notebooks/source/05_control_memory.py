@@ -7,12 +7,11 @@
 #
 # **In this lesson** you limit what TensorFlow takes of a GPU, and see what each setting does.
 #
-# ![On a GPU two processes each have a context, tensors and what is kept; the rest is free. The
-# allocator counts what it handed out to tensors, the driver all that is given away. Below, each
-# process has memory on the host.](pictures/05_who_holds_what.svg)
+# ![Three bars. With nothing set nearly the whole GPU is taken; with growth or a limit most is
+# left.](pictures/05_what_is_taken.svg)
 #
-# Of an empty GPU of 17.2 GB (16 GiB), a script with 600 MB of tensors takes 15.6 GB if nothing is
-# set, and 1.08 GB with the first setting below.
+# Each bar is a GPU of 17.2 GB (16 GiB), on which a script makes 600 MB of tensors. By its own
+# rules, TensorFlow takes 15.6 GB for them if nothing is set, and 1.08 GB with memory growth.
 #
 # ## The lines to paste
 #
@@ -64,24 +63,30 @@ MIB = 2**20
 #
 # ## Who holds what
 #
-# There are three answers to "How much memory is used?", as the picture shows:
+# There are three answers to "How much memory is used?". Here two processes share a GPU, and
+# brackets show what each answer counts:
+#
+# ![On a GPU, two processes each have a context, tensors and what is kept. The allocator counts the
+# tensors, the driver all. Each process also has memory on the
+# host.](pictures/05_who_holds_what.svg)
 #
 # - NVIDIA's **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
+# - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces of them
+#   to tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out. The
+#   rest is *kept* for later tensors, also after tensors are deleted.
 # - The **process** counts what it has on the host. `memory.process()` returns it.
-# - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces to
-#   tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out.
 #
-# The allocator keeps what no tensor uses, even after tensors are deleted. Each process also has a
-# **CUDA context**, a few hundred MB for the driver's own work, on every GPU that it uses.
-# `memory.Monitor` asks all three while your code runs ([[09]]).
+# Each process also has a **CUDA context** on every GPU that it uses: a few hundred MB for the
+# driver's own work. `memory.Monitor` asks for all three while your code runs ([[09]]).
 #
 # ## Try it
 #
-# `scripts/hold_memory.py` tries each setting in a new process with 600 MB of tensors. Without a
-# GPU, the chart is calculated for an empty GPU of 16 GiB. For growth it is measured:
-# `growth.on_host` starts a process in which TensorFlow's allocator for GPUs serves the host, and
-# reads the regions from its log. The process makes a small tensor and six of 100 MB, deletes them
-# and makes them again:
+# What does each setting take? `scripts/hold_memory.py` makes 600 MB of tensors under each, in a new
+# process, and asks the driver. This needs a GPU. Without one, the chart below is calculated for an
+# empty GPU of 16 GiB. Only its bar for growth is measured then, because TensorFlow's allocator for
+# GPUs can also serve the host. `growth.on_host` starts such a process. It makes a small tensor and
+# six of 100 MB, deletes them and makes them again. Its log names the regions that the allocator
+# took:
 
 # %%
 logged = growth.on_host(100_000_000, 6)
@@ -95,12 +100,12 @@ drawings.lab(records, growth=sum(logged))
 plt.show()
 
 # %% [markdown]
-# With nothing set, a second script finds little room: the 1.6 GB that are left, less its own CUDA
-# context. These are the rules in [TensorFlow's source](../docs/sources.md#allocator):
+# With nothing set, only 1.6 GB are left for a second script and its CUDA context. These are the
+# rules in [TensorFlow's source](../docs/sources.md#allocator):
 #
-# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve: 1050
-#   MiB on GPUs of NVIDIA's compute capability 7, 1536 MiB on 8, and 1800 MiB on newer ones. If less
-#   than 2 GiB is free, it is 225 MiB.
+# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve. The
+#   reserve is 1050 MiB for NVIDIA's compute capability 7, 1536 MiB for 8, 1800 MiB above, and 225
+#   MiB if less than 2 GiB is free.
 # - **Growth**: it takes a region when a tensor does not fit.
 # - **A limit**, or `per_process_gpu_memory_fraction` in programs of TensorFlow 1 ([[25]]): it takes
 #   that much with its first tensor.
@@ -109,17 +114,20 @@ plt.show()
 #
 # ## By hand: growth
 #
-# Why does growth take nearly twice what the tensors need? The allocator plans the size of the next
-# region, and the plan only doubles:
+# Why does growth take nearly twice what the tensors need? The allocator plans the size of its next
+# region, and the plan only doubles. It begins at 2 MiB. If a tensor finds no room in the regions so
+# far, the allocator takes a new one:
 #
-# ![Five regions, a row for each: 2 MiB for a small tensor, 128 for tensor 1, 128 for tensor 2, 256
-# for 3 and 4, 512 for 5 and 6. The rest is handed out with tensors 1, 2 and 4, and kept
-# elsewhere.](pictures/05_growth.svg)
+# - If the tensor fits into the planned size, the region has that size. Then the plan doubles.
+# - If not, the plan doubles first, until the tensor fits, and then stays.
 #
-# If a tensor fits into the planned size, it gets a region of that size, and then the plan doubles.
-# If not, the plan doubles until it fits, and then stays. A rest smaller than the tensor and than
-# 128 MiB is handed out with it. Here is the rule in code. Looking only into the newest region is
-# enough here:
+# The room behind a tensor is for the next ones. But if it is smaller than the tensor, and than 128
+# MiB, the allocator hands it out with this tensor, and no other can use it:
+#
+# ![Five regions: 2 MiB for a small tensor, 128 for tensor 1, 128 for tensor 2, 256 for 3 and 4, 512
+# for 5 and 6.](pictures/05_growth.svg)
+#
+# Here is the rule in code. It looks only into the newest region for room, which is enough here:
 
 # %%
 def regions(sizes):
@@ -173,7 +181,7 @@ with pretend_gpus(1) as [gpu]:
 
 # %% [markdown]
 # The limit has switched growth off, and no message says so. In the other order, TensorFlow refuses.
-# It also refuses to start if only one of two visible GPUs grows.
+# It also refuses to start if growth is set on only one of two visible GPUs.
 #
 # | | growth | a limit |
 # |---|---|---|
@@ -186,8 +194,8 @@ with pretend_gpus(1) as [gpu]:
 # ## On GPUs
 #
 # > The chart is measured there, and includes the CUDA context. When memory runs out, TensorFlow
-# > logs what holds it. `devices.setup` silences this log, unless `TF_CPP_MIN_LOG_LEVEL=0` is in the
-# > environment.
+# > logs what holds it. Because `devices.setup` silences this log, put `TF_CPP_MIN_LOG_LEVEL=0` into
+# > the environment to read it.
 #
 # ## On your own
 #

@@ -13,11 +13,13 @@
 #
 # The host cuts the batch into **shards**. Each device runs the function on one shard, and the host
 # joins the results. The first device keeps the weights and sends them to the others at each call.
-# With two devices, all 1,605,632 numbers of our function agree with those of one device to 0.00001.
+# For 2,048 images of 784 pixels our function returns 1,605,632 numbers. On two devices all of them
+# agree with those of one device to 0.00001.
 #
 # ## The lines to paste
 #
-# Here `saliency` is your function, which calls the model. Call `on_all` like it:
+# Here `saliency` stands for your function, which calls the model. `on_all` takes and returns the
+# same:
 #
 # ```python
 # import tensorflow as tf
@@ -186,8 +188,13 @@ show_products(around)
 # %% [markdown]
 # The numbers are right, but the host computed the whole backward pass, three products for each
 # shard. A tape remembers operations, not their devices. The backward pass runs in the block in
-# which `tape.gradient` is called: here that is the host's, and in `saliency` that of each device.
-# Here are both ways as they ran, with the bytes that crossed:
+# which `tape.gradient` is called. Here that is the block of the host, and in `saliency` that of
+# each device.
+#
+# The next two maps show both ways as they ran, with the bytes that crossed. `x` and `args_0` are
+# the batch, which `split` cuts. `tower_0` and `tower_1` are the function on the two shards; the
+# part of `tower_1` on the first device only reads the weights for the second. `gradient_tape` is
+# the backward pass, and `concat` joins the results:
 
 # %% tags=["varies", "cover"]
 for title, step in {"One tape around all": around, "A tape on each": inside}.items():
@@ -195,16 +202,14 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
     plt.show()
 
 # %% [markdown]
-# `split` cuts the batch, `x` or `args_0`, and `concat` joins the results. `tower_0` and `tower_1`
-# are the function on the two shards, and `gradient_tape` is the backward pass. The `tower_1` on the
-# first device only reads weights for the second. With one tape, the outputs of each layer and the
-# weights cross to the host, which needs them for the backward pass. With a tape on each, it gets
-# only results.
+# With one tape, the host needs the outputs of all layers for the backward pass, and the weights
+# once for each shard, so all of these cross to it. With a tape on each device, only the results
+# cross to the host.
 #
 # ## Was it faster?
 #
-# Sharing pays if it saves more time than its copies take; two devices save at most half of the
-# computing. We time ten pairs of calls, in which `.numpy()` waits for the result:
+# Two devices save at most half of the computing time, and the copies take some of that back. We
+# time ten pairs of calls, in which `.numpy()` waits for the result:
 
 # %%
 on_one = tf.function(towers.make_parallel(saliency, [first]))
@@ -220,7 +225,7 @@ timing.compare(
 # |---|---|
 # | **Use it when** | your function treats each row of a batch by itself, with much work for each |
 # | **It costs** | at each call, weights go to the other devices, rows to all, and results back |
-# | **Instead** | to train or predict, [[01]]; its `strategy.run`, where each device has weights |
+# | **Instead** | [[01]] to train or predict; `strategy.run` if each device has the weights |
 #
 # The function must not mix rows. BatchNormalization does with `training=True`, because it takes the
 # mean of its shard, and no error says so. A function that returns a single number is refused. So is
@@ -228,17 +233,18 @@ timing.compare(
 #
 # ## On GPUs
 #
-# > The weights of a ResNet-50, 256 photos and their saliency are 410 MB, which cross in 41 ms at
-# > 10 GB/s. The saliency takes about 4 TFLOP, so 270 ms on a GPU of 15 TFLOP/s. Two such GPUs save
-# > half of that, much more than the copies take.
+# > Is it worth the copies? Take a ResNet-50 and 256 photos. The weights, the photos and their
+# > saliency are 410 MB, which cross in 41 ms at 10 GB/s. Computing the saliency takes about 4
+# > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. Two such GPUs save half of these 270 ms, much more than
+# > the copies take.
 #
 # ## On your own
 #
 # **1.** Write `make_parallel_uneven(function, devices)`. It does what `make_parallel` does, with
 # any number of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6
-# and 5. The sizes of the shards may differ by one at most, and `tf.split` accepts a list of sizes.
-# Name the host for cutting and joining: the check, like a GPU machine, puts unplaced operations on
-# the first device.
+# and 5. The sizes of the shards may differ by one at most; `tf.split` accepts a list of sizes. Cut
+# and join in a block of the host, because the check, like a GPU machine, puts unplaced operations
+# on the first device.
 
 # %% tags=["exercise"]
 def make_parallel_uneven(function, devices):
@@ -262,11 +268,12 @@ def make_parallel_uneven(function, devices):
 checks.uneven(make_parallel_uneven)
 
 # %% [markdown]
-# **2.** `mean_map` returns the mean saliency of all images. It sends the saliency of every image to
-# the host, and takes their mean there. Write it so that each device sends the host only its mean,
-# one image of 784 numbers, and the result stays the same. Take a shard's mean with `keepdims=True`,
-# which keeps a first axis, because `make_parallel` joins rows. Use this lesson's `make_parallel`:
-# `towers.make_parallel` wants a row for each example.
+# **2.** `mean_map` returns the mean saliency of all images. Every device sends the host the
+# saliency of each image, and the host takes the mean. Change `mean_map` so that each device sends
+# the host only the mean of its shard, one image of 784 numbers. The result has to stay the same.
+# Give this lesson's `make_parallel` a function that returns the mean of a shard as a batch of one,
+# which `keepdims=True` does. `towers.make_parallel` would refuse it, because it wants a row for
+# each example.
 
 # %% tags=["exercise"]
 def mean_map(x):

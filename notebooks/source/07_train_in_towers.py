@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Train in towers
 #
-# You need a training step that `fit` does not have, and you want it on all devices. If each takes
-# the mean of its shard and you add up the gradients instead of averaging them, the training
-# changes, and no error says so.
+# You need a training step that `fit` does not have, and you want it on all devices. Each device
+# computes gradients for its share of the batch. If you add these up instead of averaging them, the
+# training changes, and no error says so.
 #
 # **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
 # is the step of one device, and count what it sends.
@@ -11,12 +11,14 @@
 # ![The host averages the gradients of two devices, the first updates the weights, and both read
 # them in the next step.](pictures/07_two_towers.svg)
 #
-# With two devices, every weight moves as on one device, to a part in 10,000.
+# This is **data parallelism**. Each device gets a part of the batch, its **shard**, and computes
+# the gradients of this shard; the work of one device is a **tower**. With two towers every weight
+# moves as on one device, to a part in 10,000.
 #
 # ## The lines to paste
 #
-# If your script makes the model, take `fit.strategy`. For one that is there already, `fit.use` does
-# all of it:
+# `fit.use` takes this step for a compiled model, also for one with a `train_step` of its own
+# ([[03]]):
 #
 # ```python
 # from mgpu_helpers import devices, fit
@@ -53,8 +55,8 @@ entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 # %% [markdown]
 # ## Try it
 #
-# We train a small convolutional network on 840 handwritten digits. All of them are one batch, so an
-# epoch is one step:
+# We train a small convolutional network on 840 handwritten digits, all in one batch, so an epoch is
+# one step:
 
 # %%
 first = plan.devices[0]
@@ -80,13 +82,9 @@ print("losses of five steps:", np.round(history["loss"], 2))
 # %% [markdown]
 # ## By hand, with one weight
 #
-# In **data parallelism** each device gets a part of the batch, its **shard**, and computes the
-# gradient of that shard. This work of one device is a **tower**. The whole batch is the **global
-# batch**.
-#
-# The smallest model has one weight w. Our batch has 210 ones, 210 twos, 210 threes and 210 fours,
-# and the loss is the mean of (w·x)². Its gradient is the mean of 2wx². Here it is for w = 1, of
-# the batch and of each shard:
+# The smallest model has one weight w. Our whole batch, the **global batch**, has 210 ones, 210
+# twos, 210 threes and 210 fours. The loss is the mean of (w·x)², so its gradient is the mean of
+# 2wx². Here it is for w = 1, of the global batch and of each shard:
 
 # %%
 def slope(x, w=1.0):
@@ -106,14 +104,14 @@ print(f"their mean:   {mean([slope(shard) for shard in shards]):.1f}")
 
 # %% [markdown]
 # The mean of the shards' gradients is the gradient of the global batch, because the shards are
-# equally large. In [[01]], `fit` divides each shard's loss by the size of the global batch and
-# adds the gradients, which gives the same.
+# equally large.
 #
 # ## For any model
 #
 # `make_step` does the same for a Keras model. The host cuts the batch with `towers.split`, and
-# `towers.run` calls `tower` on each device with its shard. Each tower returns its loss and a
-# gradient for each weight. `zip` turns these lists into columns, one for each weight.
+# `towers.run` calls `tower` on each device with its shard. Each call returns a list: the loss, and
+# a gradient for each weight. `zip` turns these lists into columns, so that a column has one
+# weight's gradients from all devices. The host takes the mean of each:
 
 # %%
 def make_step(model, places, together=mean):
@@ -142,7 +140,8 @@ def make_step(model, places, together=mean):
 #
 # Plain SGD moves a weight by its gradient times the learning rate. So if a step moves every weight
 # as one device does, all of its gradients are right. For each weight, `apart` divides the largest
-# difference between two models by the largest change from `start`, the weights before the step:
+# difference between two models after a step by the largest change from `start`, the weights before
+# it:
 
 # %%
 def apart(ours, theirs):
@@ -163,8 +162,8 @@ print("by hand, below 1e-4 from one device:", apart(by_hand, one) < 1e-4)
 print("fit.use, below 1e-4 from one device:", apart(by_fit, one) < 1e-4)
 
 # %% [markdown]
-# Both steps are the step of one device, apart from rounding. Here is the one by hand on one device
-# and on all, each the fastest of three:
+# Apart from rounding, both are the step of one device. Here is the one by hand on one device and on
+# all, each the fastest of three:
 
 # %% tags=["varies", "cover"]
 def shortest(step):
@@ -176,14 +175,15 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# The towers compute at the same time, each with half of the images. So on two free cores a box is
-# about half as wide as on one device. A box of half the height shares its device with another
-# operation. At the black line the last gradient has been averaged, so the slower tower decides when
-# the update can begin. The update is too short to be seen, and one device has nothing to average.
+# The towers compute at the same time, each with half of the images, so on two free cores a box is
+# half as wide or less. A box of half the height shares its device with another operation. At the
+# black line the last gradient has been averaged, so the slower tower decides when the update can
+# begin. The update is too short to be seen, and one device has nothing to average.
 #
 # ## Break it
 #
-# Now we add up the gradients, first with SGD and then with Adam:
+# Now we add up the gradients, first with SGD and then with Adam. Write down what the losses will
+# do:
 
 # %%
 def losses(together, optimizer):
@@ -212,26 +212,30 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
     print(f"{source} to {target}: {size:,} bytes")
 
 # %% [markdown]
-# The host, `/CPU:0`, sends shards, and the means to the first device. Each device sends the
-# host its gradients, and a loss of 4 bytes. The second device reads the weights from the first.
+# The host, `/CPU:0`, sends each device its shard of 1,320,480 bytes, and the first also the mean
+# gradients. Each device sends the host its gradients, and a loss of 4 bytes. The second device
+# reads the weights from the first.
 #
-# Every further device adds to this, so on GPUs the devices average among themselves. In an
-# **all-reduce**, all end with the mean of their gradients. In a **ring** they share the work: each
-# cuts its gradients into as many pieces as there are devices. In round 1, device 0 sends its first
-# piece to its neighbour, device 1 its second, and so on. Later each passes on what it has just
-# received. Below, device 0 starts with ones, device 1 with tens:
+# ## A ring
+#
+# One device that averages for all has to send the mean to every other one. So GPUs average among
+# themselves, in an **all-reduce**, after which each has the mean. In a **ring**, each device sends
+# only to its neighbour. It cuts its gradients into as many pieces as there are devices, here four.
+# Device 0 starts with ones, device 1 with tens, and so on:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
-# In the first three rounds a device adds what it receives to its own piece, until each has one
-# finished sum, 1111: a **reduce-scatter**. In the last three, the finished sums go around: an
-# **all-gather**. Divided by 4, the sums are the mean. Here a vector is as long as all gradients
-# together:
+# In round 1, device 0 sends its first piece to device 1, device 1 its second to device 2, and so
+# on. Each adds what it receives to its own piece, and sends this sum on in the next round. After
+# three rounds each has one finished sum, 1111: a **reduce-scatter**. In the last three, the
+# finished sums go around: an **all-gather**. Divided by 4, they are the mean.
 #
-# | vectors that the busiest device sends | of 2 devices | of 4 | of 8 | of n |
+# The table shows what the busiest device sends, as a multiple of all gradients:
+#
+# | devices | 2 | 4 | 8 | n |
 # |---|--:|--:|--:|--:|
-# | one device averages for all | 1 | 3 | 7 | n - 1 |
+# | one averages for all | 1 | 3 | 7 | n - 1 |
 # | ring | 1 | 1.5 | 1.75 | 2 (n - 1) / n |
 #
 # | | `fit.use(model, plan)` |
@@ -249,8 +253,8 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # ## On your own
 #
 # **1.** If shards differ in size, their plain mean is wrong. Write
-# `weighted_average(tower_gradients, sizes)`, in which each shard counts by its size. Each tower has
-# a list of gradients, which are plain tensors.
+# `weighted_average(tower_gradients, sizes)`, in which each shard counts by its size.
+# `tower_gradients` has a list of plain tensors for each tower.
 
 # %% tags=["exercise"]
 def weighted_average(tower_gradients, sizes):
@@ -269,8 +273,8 @@ checks.weighted_average(weighted_average)
 
 # %% [markdown]
 # **2.** `make_step` sends gradients to the host as float32. Write `half_the_bytes(vectors)`, where
-# `vectors` lists one vector for each device of the plan, already there. Each device sends its
-# vector to the host as float16, and the host adds them as float32 and returns the mean. In the
+# `vectors` lists a vector for each device of the plan, already on that device. Each device sends
+# its vector to the host as float16, and the host adds them as float32 and returns the mean. In the
 # check, operations that you do not place run on the first device.
 
 # %% tags=["exercise"]

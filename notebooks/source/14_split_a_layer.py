@@ -8,11 +8,13 @@
 # time, and its weights after training are those of one device. Each keeps at most 11.3 MB, where a
 # cut between layers leaves 19.3 MB on one of them.
 #
-# ![Each device multiplies the input by its columns of A, applies relu, and multiplies by its rows
-# of B. The results are added up; gradients come back.](pictures/14_pair.svg)
+# ![Two devices, each with half of the columns of A and half of the rows of
+# B.](pictures/14_pair.svg)
 #
-# A and B are the kernels of two successive layers, here `fc1` and `fc2`. This is **tensor
-# parallelism**, with the cut of [Megatron-LM](../docs/sources.md#megatron) (2019).
+# A and B are the kernels of two successive layers, here `fc1` and `fc2`. Each device multiplies the
+# input x by its columns of A, applies relu, and multiplies by its rows of B. Then the results are
+# added up. This is **tensor parallelism**, with the cut of
+# [Megatron-LM](../docs/sources.md#megatron) (2019).
 #
 # ## The lines to paste
 #
@@ -46,7 +48,7 @@ from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_14 as checks
 from mgpu_helpers.lessons.state import apart, at_rest
 
-layers, pair, first = keras.layers, plan.devices[:2], plan.devices[0]
+layers, two, first = keras.layers, plan.devices[:2], plan.devices[0]
 entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 x, y = digits.load(512)
 
@@ -71,8 +73,7 @@ for layer in network().layers:
         print(f"{layer.name:6} {3 * 4 * layer.count_params() / 1e6:5.1f} MB")
 
 # %% [markdown]
-# Suppose that a device has room for 15 MB. `fc1` alone needs more, so no cut between layers helps,
-# on however many devices.
+# Suppose that a device has room for 15 MB. `fc1` alone needs more, so no cut between layers helps.
 #
 # ## Split it
 #
@@ -82,7 +83,7 @@ for layer in network().layers:
 # %%
 where = {"fc1": "columns", "fc2": "rows"}
 with tf.device(plan.host):
-    model = fit.use(network(), pair, layers=where)
+    model = fit.use(network(), two, layers=where)
 
 # %%
 for name in where:
@@ -90,13 +91,13 @@ for name in where:
         print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %% [markdown]
-# Each device has half of the columns of the first kernel, and half of the rows of the second.
+# Each device has half of the columns of `fc1`, and half of the rows of `fc2`.
 #
 # ## Why the parts add up
 #
-# A pair computes relu(x · A) · B. Column k of A and relu make hidden number k, and only row k of B
-# multiplies it. So a device with some columns of A, and the same rows of B, computes its part of
-# the sum alone. A small pair shows it:
+# A pair computes relu(x · A) · B. Column k of A makes number k of relu(x · A), which only row k of
+# B multiplies. So a device with some columns of A, and the same rows of B, computes its part of the
+# sum alone. A small pair shows it:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -111,18 +112,20 @@ added = sum(block(batch, *half) for half in halves)
 print("the halves add up to the whole:", np.allclose(added, block(batch, a, b)))
 
 # %% [markdown]
-# So a pair needs two sums: of results in the forward pass, and of its input's gradients in the
-# backward pass. Each device updates its own weights, so no weight crosses.
+# In the backward pass, the gradients of x are added up in the same way.
 #
 # ## What it saves, and what crosses
 #
-# We compare one device, a cut between layers (`stages=`), and our cut inside layers:
+# Each device updates its own weights, so no weight crosses. Every device but the first gets the
+# pair's input, and sends back its part of the result. The gradients of both go the opposite ways.
+# So on n devices a pair sends 2 (n − 1) times the bytes of its input and result. We compare this
+# with one device, and with a cut between layers (`stages=`):
 
 # %%
 with tf.device(first):
     whole = network()
 with tf.device(plan.host):
-    between = fit.use(network(), pair, stages=len(pair))
+    between = fit.use(network(), two, stages=len(two))
 models = {"one device": whole, "between layers": between, "inside layers": model}
 steps = {}
 for name, each in models.items():
@@ -135,15 +138,13 @@ for name, each in models.items():
     kept = at_rest([*each.variables, *each.optimizer.variables])
     crossed = sum(n for way, n in steps[name].bytes_between().items() if plan.host not in way)
     print(f"{name:14} {crossed:9,} bytes cross; kept, in MB:",
-          *[f"{device} {kept[device] / 1e6:.1f}" for device in pair])  # fmt: skip
+          *[f"{device} {kept[device] / 1e6:.1f}" for device in two])  # fmt: skip
 each_image = (1568 + 256) * 4  # bytes of what goes into the pair, and of what comes out
-print(f"inside layers, by the rule: {2 * (len(pair) - 1) * 512 * each_image:,} bytes")
+print(f"inside layers, by the rule: {2 * (len(two) - 1) * 512 * each_image:,} bytes")
 
 # %% [markdown]
-# Between layers, behind `fc1`, 1024 numbers of each image cross, and their gradients. Only the cut
-# inside layers leaves half on each device. In its forward pass every device but the first gets the
-# pair's input and sends a part of the result back. In the backward pass the gradients of both go
-# the opposite ways. So on n devices a pair sends 2 (n − 1) times the bytes of its input and result.
+# The cut between layers is behind `fc1`, where 1024 numbers of each image cross, and their
+# gradients come back. It sends less, but only the cut inside layers leaves half on each device.
 #
 # When does each device work?
 
@@ -152,12 +153,11 @@ drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Two rows of a device are two operations at the same time, and grey is a wait. Cut between layers,
-# the network keeps the device with `fc1` busy, and the other one waits. Cut inside layers, both
-# work on the pair. The dotted lines are its two sums, the first just before the backward pass.
+# Two rows of a device are two operations at the same time, and grey is a wait. Between layers, the
+# cut keeps the device with `fc1` busy, and the other one mostly waits. Inside layers, both work on
+# the pair. The dotted lines are the pair's two sums, the first just before the backward pass.
 #
-# On two cores a split gains little time, because one device alone already uses both in most of the
-# backward pass.
+# The gain in time is small, because one device alone already uses both cores in the backward pass.
 #
 # | | |
 # |---|---|
@@ -167,14 +167,14 @@ plt.show()
 #
 # ## Proof
 #
-# We train both in float64, where rounding hides no mistake. The optimizer is SGD, because Adam
-# would hide a gradient that is twice as large:
+# We train a whole and a split network in float64, where rounding hides no mistake. The optimizer is
+# SGD, because Adam would hide a gradient that is twice as large:
 
 # %%
 keras.config.set_floatx("float64")
 keras.config.set_dtype_policy("float64")
 with tf.device(plan.host):
-    split = fit.use(network(), pair, layers=where)
+    split = fit.use(network(), two, layers=where)
 with tf.device(first):
     whole = network()
     start = whole.get_weights()
@@ -209,26 +209,25 @@ print(f"the sum of both biases moves {sum(both)[0] / right[0]:.1f} times as far"
 #
 # ## On GPUs
 #
-# Does a split also save time? For each example a weight multiplies and adds three times: once
-# forward, twice for gradients. A pair with `in` inputs, h hidden numbers and `out` outputs takes
-# 6 h (in + out) operations, half of them on the second device. The transfers are 8 (in + out)
-# bytes. So the split pays if
+# Does a split also save time? A pair with `in` inputs, h columns in A and `out` outputs has h (in +
+# out) weights. For each example, every weight multiplies and adds three times: once forward, and
+# twice for gradients. Half of these 6 h (in + out) operations move to the second device. The
+# transfers are 8 (in + out) bytes. So the split pays if
 #
 # **h > 8/3 · operations a second / bytes a second.**
 #
-# At 10 TFLOP/s, and 12 GB/s over PCIe, h has to be over 2,222. VGG16 has 4096 and gains; with 2048
-# you need a faster link. All transfers pass the first GPU, so the limit grows with the number of
-# GPUs: take two to four.
+# At 10 TFLOP/s, and 12 GB/s over PCIe, h has to be over 2,222, so VGG16 gains with its 4096. All
+# transfers pass the first GPU, so the limit grows with the number of GPUs: take two to four.
 #
 # In a Transformer, `layers="auto"` finds the pairs, and splits attention by heads ([Parts of
-# layers](../docs/parts_of_layers.md)). Keras's own `ModelParallel` splits nothing with TensorFlow.
+# layers](../docs/parts_of_layers.md)).
 #
 # ## On your own
 #
-# **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D. Here ∗ multiplies
-# number by number, and silu(z) is z/(1 + exp(−z)). Write `gated(g, u, d, n)`. It returns a list
-# with a triple of matrices for each of n devices, an n-th of each matrix, whose outputs add up to
-# that of the whole.
+# **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D. Here ∗ and silu work
+# number by number, as relu does. Write `gated(g, u, d, n)`. It returns a list with a triple of
+# matrices for each of n devices, an n-th of each matrix. Their outputs have to add up to that of
+# the whole.
 
 # %% tags=["exercise"]
 def gated(g, u, d, n):
@@ -245,13 +244,15 @@ def gated(g, u, d, n):
 checks.gated(gated)
 
 # %% [markdown]
-# **2.** The output layer of a language model has a column for each word, and Megatron-LM splits it
-# by columns. Then `logits[i]` is on one device and has the scores of an equal share of the classes,
-# in order. Write `losses(logits, y)`, the cross entropy of each example: the log of the sum of
-# exp(score) over all classes, less the score of class `y`. At most 16 bytes for each example may
-# leave a device, and scores of 1000 must not overflow: log Σ exp(s) = m + log Σ exp(s − m) for any
-# m, so each device can take its own highest score as m. Class `y` is on one device only:
-# `tf.one_hot` of a class outside its range is all zeros.
+# **2.** The output layer of a language model has a column for each word. Split by columns, it
+# leaves each `logits[i]` on another device, with the scores of an equal share of the classes, in
+# order. Write `losses(logits, y)`, the cross entropy of each example: the log of the sum of
+# exp(score) over all classes, less the score of class `y`. Two conditions:
+#
+# - At most 16 bytes for each example may leave a device. The score of class `y` is on one device
+#   only; `tf.one_hot` of a class outside its range is all zeros.
+# - Scores of 1000 must not overflow: log Σ exp(s) = m + log Σ exp(s − m) for any m, so each device
+#   can take its own highest score as m.
 
 # %% tags=["exercise"]
 def losses(logits, y):
@@ -296,6 +297,6 @@ checks.losses(losses)
 # ## In practice
 #
 # `memory.plan` names a layer that is larger than a device's share. Split it with the layer behind
-# it, and compare a step with one device.
+# it.
 #
 # Next: [[next]].
