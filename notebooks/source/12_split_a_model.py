@@ -222,7 +222,7 @@ def floats(kind):
     keras.config.set_floatx(kind)
     keras.config.set_dtype_policy(kind)
 
-
+# %%
 floats("float64")
 momentum = partial(keras.optimizers.SGD, 0.05, momentum=0.9)
 with tf.device(first):

@@ -88,7 +88,7 @@ for m, step in steps.items():
     plt.show()
 
 # %% [markdown]
-# In one piece the devices nearly take turns. In four pieces both often work at the same time, each
+# In one piece the devices nearly take turns. In four pieces both often work at once, each
 # on another piece. They do not wait for exactly a fifth, because going back takes longer than going
 # forward, and the second stage has more work. On cores, which share a memory, a task also takes
 # longer while the other device works. Four pieces end earlier only if an operation on a quarter of
@@ -245,7 +245,7 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 # ## On your own
 #
 # **1.** With three stages, 1F1B lets the first stage hold three pieces, each from its `F` to its
-# `B`, the second two and the last one, as printed below. Write `two_at_most(stages, pieces)`, an
+# `B`, the second two and the last one. Write `two_at_most(stages, pieces)`, an
 # order in which no stage ever holds more than two, and which is faster than finishing each piece
 # before the next one starts. Return a list for each stage, of texts such as `"F0"`.
 
