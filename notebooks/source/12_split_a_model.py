@@ -125,9 +125,8 @@ show_crossing(step)
 # %% [markdown]
 # The whole step does not fit, and each stage does. The front holds mostly activations, and the rear
 # mostly weights, slots and gradients. The bar of the gradients is twice that of the weights,
-# because Adam's update of `fc1` makes a temporary tensor as large as the gradient. The whole step
-# holds most then, and the front in the backward pass of its convolutions, so their activations
-# differ.
+# because Adam's update of `fc1` makes a temporary tensor as large as the gradient. Each bar shows
+# the moment at which most is held, so the front may have more activations than the whole step.
 #
 # The activations that cross are the input of `fc1`: 512 numbers of 4 bytes for each of 128 images.
 # Their gradient has the same size.
