@@ -127,7 +127,7 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # Then none of the three helps: read [[11]], which explains the plan's last row, or [[12]].
 #
 # The sum of the pieces' gradients, each by its share of the examples, is the gradient of the batch.
-# Only BatchNormalization computes other numbers from a piece; `fit.use` warns of that.
+# BatchNormalization computes other numbers from a piece; `fit.use` warns of that.
 #
 # ## Recomputation by hand
 #

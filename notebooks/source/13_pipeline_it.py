@@ -88,11 +88,11 @@ for m, step in steps.items():
     plt.show()
 
 # %% [markdown]
-# In one piece the devices nearly take turns. In four pieces both often work at once, each on another
-# piece. They do not wait for exactly a fifth, because going back takes longer than going forward,
-# and the second stage has more work. On cores, which share a memory, a task also takes longer while
-# the other device works. Four pieces end earlier only if an operation on a quarter of the batch
-# takes much less time than one on all of it.
+# In one piece the devices nearly take turns. In four pieces both often work at once, each on
+# another piece. They do not wait for exactly a fifth, because going back takes longer than going
+# forward, and the second stage has more work. On cores, which share a memory, a task also takes
+# longer while the other device works. Four pieces end earlier only if an operation on a quarter of
+# the batch takes much less time than one on all of it.
 #
 # ## By hand
 #
