@@ -310,6 +310,10 @@ def test_blame_draws_work_then_waits_by_name_and_counts_the_others():
     assert tuple(matplotlib.colors.to_hex(bar.get_facecolor()) for bar in bars) == shades
     assert tuple(labels_of(ax)[:4]) == words
     assert rows_of(ax)[0] == "/CPU:1\n10% at work" and ax.get_title("right") == ""
+    one = step_of(*(op if op[2] == "/CPU:1" else (*op[:2], "/CPU:2", *op[3:]) for op in ops),
+                  edges=itertools.pairwise("abcde"))  # fmt: skip
+    rest = charts.blame(one, shown=2).patches[3]  # all of them for one device
+    assert matplotlib.colors.to_hex(rest.get_facecolor()) == pale(colour("/CPU:2"))
     ax = charts.blame(chain)
     assert "d" in labels_of(ax)[:5] and not any("others" in text for text in labels_of(ax))
     alone = ("a", "Add", "/CPU:1", 0, 1)

@@ -23,7 +23,8 @@ from mgpu_helpers.trace.step import working
 FOLDER = ROOT / "docs" / "traces"
 STEPS = {  # by name: the lesson, its chart, the code of the last cell that runs, what traces a step
     "two_towers": ("07", "timeline", "def shortest(step)", "shortest(steps['All devices'])"),
-    "uneven_towers": ("02", "timeline", "uneven = make_step(", "traces(uneven)[-1]"),
+    "uneven_towers": ("02", "timeline", "uneven = traces(",
+                     "traces(make_step(plan.devices, sizes=sizes))[-1]"),
     "split_model": ("12", "timeline", "show(model", "trace.fit_step(model, digits.load(512))"),
     "pipeline": ("13", "pipeline", "def staged",
                  "trace.fit_step(staged(build, 8), (images, labels))"),

@@ -2,7 +2,7 @@
 # # Find out why it is not faster
 #
 # You added a GPU, and an epoch takes as long as before. `fit.explain` says what a step of `fit`
-# waits for. Of a training that we slow down on purpose below, it prints, rounded:
+# waits for. Below we slow a training down on purpose, and this is what it prints, rounded:
 #
 # ```
 # costs            ms a step
@@ -41,13 +41,12 @@ import keras
 import matplotlib.pyplot as plt
 import tensorflow as tf
 
-from mgpu_helpers import charts, fit, towers, trace, whatif
+from mgpu_helpers import charts, fit, trace, whatif
 from mgpu_helpers.lessons import drawings, lesson_02
 from mgpu_helpers.lessons.checks import lesson_02 as checks
-from mgpu_helpers.lessons.lesson_02 import beside, timed, traces
+from mgpu_helpers.lessons.lesson_02 import beside, make_step, timed, traces
 
 x, y = lesson_02.batch()
-loss_of = lesson_02.loss()
 
 # %% [markdown]
 # ## Ask fit
@@ -64,7 +63,7 @@ class Report(keras.callbacks.Callback):
 slow = tf.data.Dataset.range(4).map(lambda _: lesson_02.read(x, y, seconds=0.06))
 with fit.strategy(plan).scope():
     model = lesson_02.model()
-    model.compile("sgd", loss_of)
+    model.compile("sgd", lesson_02.loss())
 
 # %% tags=["nbval-ignore-output"]
 print(fit.explain(model, slow, callbacks=[Report()], steps=4))
@@ -104,8 +103,9 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #    for a small batch as for a large one. Take a larger one.
 # 7. **A straggler** has a larger shard, or is slower, and all others wait for it. Make shards even,
 #    or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
-# 8. **Variables on the host** cross in every step: a trace's `bytes_between()` shows more than the
-#    batch. Build the model in the scope of its strategy, or in `tf.device`.
+# 8. **Variables on the host** cross in every step: `trace.fit_step(...).bytes_between()`, the bytes
+#    that cross, shows more than the batch. Build the model in the scope of its strategy, or in
+#    `tf.device`.
 #
 # A large model may also wait for the **exchange** of its gradients: devices wait for a sum, an
 # `AddN` or an `AllReduce`. A larger batch helps, because a step then computes more and sends the
@@ -142,43 +142,16 @@ print(f"as it is: {replay(five)} s. without b, which takes {five['b'][1]} s: {wi
 #
 # ## Predict a cure
 #
-# Here is a real step. On each device, a **tower** computes gradients, and one device, `home`,
-# averages them and updates the weights. `towers.run` calls a function on each device, and
-# `towers.average` averages the results:
-
-# %%
-def make_step(where, sizes=None):
-    home = plan.devices[0]
-    with tf.device(home):
-        model = lesson_02.model()
-    weights = model.trainable_variables
-
-    def tower(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x))
-        return [loss, *tape.gradient(loss, weights)]
-
-    @tf.function
-    def step(x, y):
-        with tf.device(plan.host):
-            shards = [tf.split(part, sizes or len(where)) for part in (x, y)]
-        loss, *mean = towers.average(towers.run(tower, where, *shards), weights=sizes, device=home)
-        with tf.device(home):
-            for weight, gradient in zip(weights, mean):
-                weight.assign_sub(0.1 * gradient)
-        return loss
-    return step
-
-# %% [markdown]
-# On one device the step leaves the second idle (cause 5). What would a cure gain? `traces` records
-# the step on one device five times and keeps the three fastest. From these, `whatif.towers`
-# predicts the step on all devices. `beside` prints the prediction, and then measures both steps in
-# turn:
+# Here is a real step on one device, which leaves the second idle (cause 5). `traces` records it
+# five times and keeps the three fastest. From these, `whatif.towers` predicts the step on all
+# devices: on each, a **tower** computes the gradients of its shard of the batch, and the first
+# device averages them and updates the weights. `beside` prints the prediction, and then measures
+# both steps in turn:
 
 # %% tags=["nbval-ignore-output"]
 one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
-speed = 8e9 if plan.on_gpus else None  # bytes a second between devices; cores share a memory
-change = whatif.towers(traces(one), len(plan), bytes_per_second=speed)
+link = 8e9 if plan.on_gpus else None  # bytes a second over PCIe 3.0; cores share a memory
+change = whatif.towers(traces(one), len(plan), bytes_per_second=link)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
@@ -234,9 +207,8 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# > On one GPU, Keras compiles with XLA, a compiler. If several GPUs train without it, `fit.explain`
-# > says so, because this may cost more than the second GPU gains. XLA takes seconds for each new
-# > graph (cause 3).
+# > On one GPU, Keras compiles with XLA, a compiler. Several GPUs without XLA may lose more than the
+# > second one gains; `fit.explain` then says so. XLA takes seconds for each new graph (cause 3).
 #
 # ## On your own
 #
@@ -276,6 +248,7 @@ checks.replay_over_link(replay_over)
 # - Only the first pass may read the data. Keep it in memory for the later ones.
 
 # %% tags=["exercise"]
+model, data = lesson_02.patient()  # ask fit.explain(model, data)
 causes = {0}
 
 

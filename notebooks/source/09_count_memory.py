@@ -4,9 +4,10 @@
 # A batch of 64 trains, and a batch of 256 ends in a `ResourceExhaustedError`. Would 128 have
 # fitted?
 #
-# **In this lesson** two calls answer this before you train. For our small network, one counts that
-# a step of 512 images holds 36.2 MB, and the other that 11,802 images fit into 1 GB. Only 18.3 kB
-# are weights. Nearly all else is outputs of layers, and the gradients of these outputs:
+# **In this lesson** two calls answer this before you train. For our small network, one predicts
+# that a step of 512 images holds about 36.2 MB, and the other that 11,802 images fit into 1 GB.
+# Only 18.3 kB are weights. Nearly all else is outputs of layers, and the gradients of these
+# outputs:
 #
 # ![Six columns. In the forward pass the outputs of three layers pile up; in the backward pass
 # gradients come and outputs go. The peak is at layer 2 of the backward
@@ -76,9 +77,9 @@ print(predicted)
 print("largest batch in 1 GB:", memory.fits(model, 1e9))
 
 # %% [markdown]
-# A layer's outputs are its **activations**; this line also counts their gradients. **Slots** are
-# the numbers that an optimizer keeps for each weight; Adam keeps two. "Gradients" are those of the
-# weights, and none of them is held at the counted peak.
+# A layer's outputs are its **activations**; that line also counts the gradients of these outputs.
+# "Gradients" are only those of the weights, and the counted peak holds none. **Slots** are the
+# numbers that an optimizer keeps for each weight; Adam keeps two.
 #
 # The prediction has a range, because a real step may run its operations in another order.
 # `memory.fits` counts with its upper end.
@@ -86,7 +87,7 @@ print("largest batch in 1 GB:", memory.fits(model, 1e9))
 # ## Is it true?
 #
 # A trace of a real step lists every tensor made and freed. We trace three steps, because TensorFlow
-# may run one in another order than the picture's, and then it holds more. `scratch=False` leaves
+# may choose another order than the picture's, and then hold more. `scratch=False` leaves
 # out what an operation borrows only while it runs:
 
 # %%
@@ -98,9 +99,9 @@ step = steps[np.argmin(peaks)]  # in the picture's order
 print("all in the range:", predicted.low < min(peaks) <= max(peaks) < predicted.high)
 
 # %% [markdown]
-# All three peaks are in the range. The chart shows the step that held least. With each large tensor
-# that is made or freed the curve goes one place to the right; a name stands where a layer's output
-# was made:
+# All three peaks are in the range. The chart shows the step that held least, about a tenth less
+# than predicted. With each large tensor that is made or freed the curve goes one place to the
+# right; a name stands where a layer's output was made:
 
 # %% tags=["varies", "cover"]
 drawings.within(charts.live_bytes(step, by="tensor"), predicted)
@@ -155,7 +156,7 @@ print(f"traced {sum(held.bytes for held in largest):,}")
 #
 # Memory that grows from step to step often means that a list keeps too much. Here two loops collect
 # the losses of their steps. The first keeps numbers. The second keeps each loss together with its
-# tape, and a persistent tape holds the outputs of its step:
+# tape. A persistent tape holds the outputs of its step even after `gradient`:
 
 # %%
 def one_step():
@@ -201,8 +202,9 @@ print(alive, "tapes are alive after", len(history), "steps")
 #
 # > Leave a tenth of the GPU free. TensorFlow took [3 to 9 % more on an
 # > H100](../docs/first_ten_minutes_on_a_gpu.md#10-what-an-h100-showed) than a traced step held, and
-# > the CUDA context, a few hundred megabytes, is not counted either. The first step may hold far
-# > more for a moment, probably because cuDNN tries its algorithms.
+# > what CUDA takes at its start, a few hundred megabytes, is not counted either. The first step may
+# > hold far more for a moment, probably because cuDNN, which computes convolutions, tries its
+# > algorithms.
 #
 # ## On your own
 #
@@ -270,7 +272,6 @@ checks.keeps_one(train)
 # ## In practice
 #
 # Count with `memory.predict` before you train, and take the first line of `memory.plan` that fits.
-# If activations are nearly everything, take a smaller batch; if weights and slots are, change the
-# optimizer. If your inputs have different lengths, count with the longest.
+# If your inputs have different lengths, count with the longest.
 #
 # Next: [[next]].

@@ -18,7 +18,7 @@
 # `fit.use` takes a compiled model, and `fit.alone(model)` undoes it. The third line has to come
 # before the model is built.
 #
-# **You need** [[09]].
+# **You need** [[03]] and [[09]].
 
 # %%
 from mgpu_helpers import devices
@@ -69,7 +69,7 @@ models["recomputed"] = fit.use(build(), recompute=True)
 models["in bfloat16"] = build("mixed_bfloat16")
 
 # %% [markdown]
-# Each curve shows what a step of 1024 digits adds to the device; batch and weights are not counted:
+# Each curve shows what a step of 1024 digits adds to batch and weights on the device:
 
 # %% tags=["varies", "cover"]
 with tf.device(device):
@@ -82,14 +82,14 @@ drawings.hills(steps, device)
 #
 # - Accumulated, each piece makes a hill, the first often higher. Between two hills the sum of
 #   gradients is kept.
-# - Recomputed, the network is in four parts, and each makes a hill, the last part first. The three
-#   others run forward a second time before they run backward.
+# - Recomputed, the network is in four parts. Hill 1 is the last part, where the backward pass
+#   begins. The three others run forward a second time before they run backward.
 # - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
 #
 # Assume that 10 MB are free for the weights and what a step adds. Which step fits, and does it
 # compute more? `graph.flops` counts the additions and multiplications of matrix products. A
-# backward pass has about twice as many as a forward pass, so a step computes nearly three forward
-# passes:
+# backward pass has twice as many as a forward pass, but leaves out the gradient of the images, so a
+# step computes nearly three forward passes:
 
 # %%
 weights = 4 * models["as it is"].count_params()
@@ -100,9 +100,9 @@ for name, step in steps.items():
           f"computes {computed:.2f} forward passes")  # fmt: skip
 
 # %% [markdown]
-# Accumulation and recomputation fit; bfloat16 alone does not. Only recomputation computes more:
-# 0.61 of a forward pass, not a whole one, because the last part runs forward only once, and the
-# backward pass does not need the last product of each other part.
+# Accumulation and recomputation fit; bfloat16 alone does not. Only recomputation computes more, by
+# 0.61 of a forward pass. It is less than one, because the last part runs forward only once, and the
+# last product of each other part is not needed again.
 #
 # ## Ask before you run
 #
@@ -114,8 +114,8 @@ for name, step in steps.items():
 memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
-# Six pieces fit in any counted order. Four pieces and recomputation fitted above, in the order that
-# TensorFlow took. Larger pieces keep a GPU busier.
+# The plan says six pieces, because six fit in any counted order. Four fitted above, in the order
+# that TensorFlow took, and larger pieces keep a GPU busier.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
@@ -126,9 +126,8 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # If the weights are large and the batch is small, a step holds mostly weights and their gradients.
 # Then none of the three helps: read [[11]], which explains the plan's last row, or [[12]].
 #
-# Each piece counts by its share of the examples, so the sum of the pieces' gradients is the
-# gradient of the batch. BatchNormalization sees one piece at a time and computes other numbers;
-# `fit.use` warns of that.
+# The sum of the pieces' gradients, each by its share of the examples, is the gradient of the batch.
+# BatchNormalization computes other numbers from a piece; `fit.use` warns of that.
 #
 # ## Recomputation by hand
 #
@@ -158,7 +157,7 @@ def recomputed(block, wait=True):
     return run
 
 # %% [markdown]
-# With `wait`, the second run begins when `dy` is there. What will the peak be without it? Here are
+# With `wait`, the second run begins when `dy` is there. What will the peak be without it? We take
 # ten blocks without Keras:
 
 # %%
@@ -194,24 +193,9 @@ for name, step in made.items():
 # Ten products run twice, one for each block, and the peak falls to 0.3. Without `wait` nothing is
 # saved, and no error says so: TensorFlow finds that both runs compute the same and keeps the first.
 #
-# `recompute=True` takes several blocks as one part. With fewer parts, fewer inputs are kept, but
-# each part holds more while it runs. About √n parts are best for n blocks ([Chen,
-# 2016](../docs/sources.md#sublinear)).
-#
-# ## Precision by hand
-#
-# Here are a third, a small number and a large one in three types:
-
-# %%
-for kind in [tf.float32, tf.bfloat16, tf.float16]:
-    third, tiny, large = (float(tf.cast(value, kind)) for value in [1 / 3, 1e-8, 1e5])
-    print(f"{kind.name:9} {kind.size} bytes  {third:.7f}  {tiny:.1e}  {large:.0f}")
-
-# %% [markdown]
-# A bfloat16 has two or three digits. A float16 has one more, but small numbers become 0 and large
-# ones infinite. So Keras scales the loss under `mixed_float16` ([Micikevicius,
-# 2017](../docs/sources.md#mixed)). "Mixed" means that weights stay in float32, because an update is
-# often too small to change a bfloat16.
+# `recompute=True` takes several blocks as one part, here the ten blocks as four parts: about √n
+# parts are best for n blocks ([Chen, 2016](../docs/sources.md#sublinear)). With fewer parts, fewer
+# inputs are kept, but each part holds more while it runs.
 #
 # ## Proof
 #
@@ -234,7 +218,7 @@ for name, options in {"accumulated": {"pieces": 4}, "recomputed": {"recompute": 
 # %% [markdown]
 # ## Break it
 #
-# Dropout sets each number to 0 with a chance of one half here, and doubles the others. What does
+# Dropout here sets each number to 0 with a chance of one half, and doubles the others. What does
 # `recomputed` make of it?
 
 # %%
@@ -247,12 +231,17 @@ print("gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
 # The gradient should be 2 at the same places as the result, but the second run silently drew
-# another mask. `fit.use` gives both runs the same seeds, and refuses a layer without a seed.
+# another mask. `fit.use` gives both runs of a Keras layer the same seeds, and refuses a layer that
+# draws with `tf.random`.
 #
 # ## On GPUs
 #
 # > `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), `mixed_float16`
-# > from Volta on (V100, T4). XLA, which would change the peaks above, is off in this lesson.
+# > from Volta on (V100, T4). In float16 small numbers become 0 and large ones infinite, so Keras
+# > scales the loss ([Micikevicius, 2017](../docs/sources.md#mixed)). In both, weights stay in
+# > float32, because an update is often too small to change 2 or 3 digits.
+# >
+# > XLA, which would change the peaks above, is off in this lesson.
 #
 # ## On your own
 #
@@ -314,7 +303,7 @@ checks.drop(drop)
 #
 # ## Compared with other ways
 #
-# Pieces and recomputation leave what the device keeps, and more than halve what a step adds:
+# Pieces and recomputation do not change what the device keeps, and more than halve what is added:
 #
 # [[ways: 00]]
 #

@@ -2,11 +2,12 @@
 # # Share out the state
 #
 # Your model fits on a GPU, but its training does not. A parameter needs 4 bytes for its weight, 4
-# for its gradient and 8 for Adam's two numbers, and in data parallelism every GPU holds all 16.
+# for its gradient and 8 for Adam's two numbers. To share the batch over more GPUs does not help,
+# because at least one of them still holds all 16.
 #
 # **In this lesson** one line gives each weight an owner among the devices. Between two steps only
-# the owner keeps the weight and Adam's numbers for it, so each of two devices keeps about 6 bytes a
-# parameter instead of 4 + 8 = 12. The model trains as on one device.
+# the owner keeps the weight and Adam's numbers for it. So each of two devices keeps about 6 bytes a
+# parameter, and none keeps all 4 + 8 = 12. The model trains as on one device.
 #
 # ![Each device owns some of the weights and fetches the others in a
 # step.](pictures/11_owners.svg)
@@ -44,14 +45,15 @@ import tensorflow as tf
 from mgpu_helpers import fit, trace
 from mgpu_helpers.lessons import digits, drawings
 from mgpu_helpers.lessons.checks import lesson_11 as checks
+from mgpu_helpers.lessons.lesson_11 import layer_by_layer
 from mgpu_helpers.lessons.state import apart, at_rest, share_of_weights, show, show_step
 
 # %% [markdown]
 # ## Try it
 #
 # Our network has thirteen dense layers, and each has one weight: a matrix of parameters. Adam's two
-# numbers for a parameter are its **slots**. We train first on one device, then with owners. `show`
-# prints the losses, and what each device keeps between steps:
+# numbers for a parameter are its **slots**. We train on one device, and then on all, without owners
+# and with them. `show` prints the losses, and what each device keeps between steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -76,20 +78,23 @@ start = model.get_weights()
 show(model, model.fit(**train))
 
 # %%
-model = fit.use(network(), plan, state="owners")
-show(model, model.fit(**train))
+models = {"without owners": fit.use(network(), plan),
+          "with owners": fit.use(network(), plan, state="owners")}  # fmt: skip
+for name, model in models.items():
+    print(name)
+    show(model, model.fit(**train))
 
 # %% tags=["nbval-ignore-output"]
-without = fit.use(network(), plan)  # shards of the batch alone
-without.fit(**train)
-for name, each in {"without owners": without, "with owners": model}.items():
+for name, model in models.items():
     print(name)
-    show_step(each, trace.fit_step(each, (x, y)))
+    show_step(model, trace.fit_step(model, (x, y)))
 
 # %% [markdown]
-# The losses agree, and each device keeps about half. `show_step` traces a step, in which gradients
-# and activations come on top, so owners save less than half there. On a GPU the copies of fetched
-# weights come on top, too. As much crosses as without owners: each weight and each gradient once.
+# The losses agree. Without owners `fit.use` keeps all on the first device, and the others fetch
+# weights from it. With owners each device keeps about half. `show_step` traces a step, in which
+# gradients and activations come on top, and on a GPU also the copies of fetched weights. So the
+# fullest device saves at most about half there. As much crosses as without owners: each weight and
+# each gradient once.
 #
 # | | |
 # |---|---|
@@ -99,9 +104,9 @@ for name, each in {"without owners": without, "with owners": model}.items():
 #
 # ## Count first
 #
-# ZeRO ([Rajbhandari, 2020](../docs/sources.md#zero)) has three stages: stage 1 shares out the slots
-# over n devices, stage 2 also the gradients, and stage 3 also the weights. Stage 0 stands for data
-# parallelism. How many bytes does a device then hold for one parameter?
+# ZeRO ([Rajbhandari, 2020](../docs/sources.md#zero)) has three stages, which are not parts of a
+# model: stage 1 shares out the slots over n devices, stage 2 also the gradients, stage 3 also the
+# weights. Stage 0 stands for replicas. How many bytes does a device then hold for a parameter?
 
 # %%
 def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
@@ -114,7 +119,7 @@ for n in [2, 4, 8]:
 
 # %% [markdown]
 # `state="owners"` keeps between two steps what stage 3 keeps. Within a step it holds more, because
-# each device fetches all weights at once.
+# a device keeps each copy until the backward pass has used it.
 #
 # ## Owners by hand
 #
@@ -156,10 +161,10 @@ for device in plan.devices:
 #
 # ## A step by hand
 #
-# `scores` computes our network from a list of weights. At the start of a step each device fetches
-# the weights of the other owners, until every device has all. This is an **all-gather**. In `cores`
-# mode all devices share one memory, so `Snapshot` makes the copy that a GPU would receive. A
-# **tower** computes the gradients of its device's shard of the batch:
+# `scores` computes our network from a list of weights. Each device fetches the weights of the other
+# owners, until it has all. This is an **all-gather**. In `cores` mode all devices share one memory,
+# so `Snapshot` makes the copy that a GPU would receive. A **tower** computes the gradients of its
+# device's shard of the batch:
 
 # %%
 def scores(weights, h):
@@ -174,7 +179,7 @@ def fetch(weight, device):
     return read if mine else tf.raw_ops.Snapshot(input=read)
 
 # %%
-def tower_all(state, device, x, y):
+def tower_once(state, device, x, y):
     with tf.device(device):
         weights = [fetch(entry.weight, device) for entry in state]
         with tf.GradientTape() as tape:
@@ -192,7 +197,7 @@ def update(entry, gradients):
         entry.adam.apply([tf.add_n(gradients) / len(gradients)], [entry.weight])
 
 
-def train_step(state, places, x, y, tower=tower_all, update=update):
+def train_step(state, places, x, y, tower=tower_once, update=update):
     with tf.device(plan.host):
         shares = zip(tf.split(x, len(places)), tf.split(y, len(places)))
     towers = [tower(state, device, *share) for device, share in zip(places, shares)]
@@ -202,19 +207,16 @@ def train_step(state, places, x, y, tower=tower_all, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# ZeRO's stage 3 and FSDP do not fetch all weights at once. They fetch a layer's weight just before
-# the layer is computed, drop it, and fetch it again for the backward pass. Of four layers, the
-# owner of A and C then holds:
+# ZeRO's stage 3 and FSDP do not keep copies that long. They fetch a layer's weight just before the
+# layer is computed, drop it, and fetch it again for the backward pass. Of four layers, the owner of
+# A and C then holds:
 #
-# ![All at once, a device soon has both copies; layer by layer, it has one at a
-# time.](pictures/11_one_copy.svg)
+# ![Fetched once, a copy stays until the backward pass has used it; layer by layer, there is one at
+# a time.](pictures/11_one_copy.svg)
 #
-# `fit.use` does not offer this, so we write it by hand. TensorFlow starts an operation as soon as
-# its inputs are there. So `fetch_after` waits for a tensor `after`, such as the layer's input `h`.
-#
-# A `GradientTape` would keep all copies for the backward pass, so we write `backward` ourselves. It
-# goes from the last layer to the first. Its `slope` is the gradient of the loss with respect to the
-# layer's product:
+# `fit.use` does not offer this. TensorFlow starts an operation as soon as its inputs are there, so
+# `fetch_after` waits for a tensor `after`, such as the layer's input. A `GradientTape` would keep
+# all copies, so `layer_by_layer` has its own backward pass, which fetches each weight again:
 
 # %%
 def fetch_after(after, weight, device):
@@ -222,34 +224,7 @@ def fetch_after(after, weight, device):
         return fetch(weight, device)
 
 
-def forward(state, device, h):
-    inputs = []
-    for entry in state:
-        inputs.append(h)
-        product = h @ fetch_after(h, entry.weight, device)
-        h = tf.nn.relu(product)
-    return inputs, product
-
-# %%
-def backward(state, device, inputs, slope):
-    gradients = []
-    for entry, h in zip(reversed(state), reversed(inputs)):
-        copy = fetch_after(slope, entry.weight, device)  # the second copy
-        slope_before = tf.matmul(slope, copy, transpose_b=True)  # the gradient of the input h
-        slope_before *= tf.cast(h > 0, h.dtype)  # back through the relu
-        with tf.control_dependencies([slope_before]):  # the copy is free now
-            gradients.insert(0, tf.matmul(h, slope, transpose_a=True))  # of the weight
-        slope = slope_before
-    return gradients
-
-
-def tower_layers(state, device, x, y):
-    with tf.device(device):
-        inputs, product = forward(state, device, x)
-        with tf.GradientTape() as tape:
-            tape.watch(product)
-            value = loss(y, product)
-        return backward(state, device, inputs, tape.gradient(value, product))
+tower_layers = layer_by_layer(fetch_after, loss)
 
 # %% [markdown]
 # ## Proof
@@ -270,19 +245,19 @@ all_on_first = [plan.devices[0]] * len(start)
 of_one = trained(all_on_first, plan.devices[:1])
 of_two = trained(owner, plan.devices)
 by_layer = trained(owner, plan.devices, tower=tower_layers)
-for name, ours in [("all at once", of_two), ("layer by layer", by_layer)]:
+for name, ours in [("fetched once", of_two), ("layer by layer", by_layer)]:
     print(f"{name:14} equal to 1e-12: {apart(ours, of_one) < 1e-12}")
 print("training changed the weights:", apart(of_one, start) > 1e-3)
 
 # %% [markdown]
 # ## What crosses, and what a device holds
 #
-# We compare both steps with towers that fetch all weights from the first device. P stands for the
-# bytes of all weights. The chart shows the weights that the first device holds, each time a copy
-# comes or goes:
+# We trace both steps, and one in which the first device owns all weights. P stands for the bytes of
+# all weights. The chart shows the weights that the first device holds, each time a copy comes or
+# goes:
 
 # %%
-cases = {"towers": (all_on_first, tower_all), "all at once": (owner, tower_all),
+cases = {"one owner": (all_on_first, tower_once), "fetched once": (owner, tower_once),
          "layer by layer": (owner, tower_layers)}  # fmt: skip
 runs, P = {}, sum(value.nbytes for value in start)
 for name, (of_case, tower) in cases.items():
@@ -296,7 +271,7 @@ for name, (of_case, tower) in cases.items():
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# All at once, own weights and copies add up to all weights when the backward pass begins. Layer by
+# Fetched once, own weights and copies add up to all weights when the backward pass begins. Layer by
 # layer, a device holds its own weights and one copy. For that each weight crosses twice, except the
 # first: nothing uses the gradient of the images, so TensorFlow leaves out its copy.
 #
@@ -323,8 +298,7 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 # ## On GPUs
 #
 # > With a billion parameters P is 4 GB, so two GPUs exchange 2P = 8 GB in each step. Over a link of
-# > 10 GB/s that takes up to 0.8 s, so take a batch whose step computes for longer. With
-# > `state="host"`, the host and one GPU also exchange 2P.
+# > 10 GB/s that takes up to 0.8 s, so take a batch whose step computes for longer.
 # >
 # > If weights and slots together do not fit on one GPU, call `compile` after `fit.use`, so that
 # > each owner makes its slots.
@@ -332,9 +306,9 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 # ## On your own
 #
 # **1.** Write `fullest_holds(sizes, n, stage)`: the bytes of weights, gradients and slots on the
-# fullest of n devices. `sizes` lists how many float32 numbers each weight has, and Adam trains. A
-# stage leaves what it shares out with the weight's owner, whom `owners` chooses. The rest is on
-# every device.
+# fullest of n devices. `sizes` lists how many float32 numbers each weight has, and Adam trains.
+# What a stage shares out stays with the weight's owner, whom `owners` chooses. Every device holds
+# the rest.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
@@ -386,11 +360,11 @@ checks.clipped(clipped)
 #
 # - One device kept 39.5 MB. With one line, two devices kept 20.5 MB and 18.9 MB.
 # - Both steps by hand were equal to one device to 1e-12.
-# - 2.0 P crossed if each device fetched all weights at once, and 2.9 P layer by layer.
+# - 2.0 P crossed if each device fetched a weight once, and 2.9 P layer by layer.
 #
 # ## Compared with other ways
 #
-# With owners each device keeps half as much of the small Transformer of [[01]]:
+# With owners the fullest device keeps half as much of the small Transformer of [[01]]:
 #
 # [[ways: 00 01]]
 #

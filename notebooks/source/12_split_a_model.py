@@ -5,15 +5,14 @@
 # each of them holds the whole model.
 #
 # **In this lesson** one line cuts a network between its layers, and `fit` trains it on two devices.
-# A step that needs about 32 MB on one device then needs 17 MB on the first and 19 MB on the second.
+# A step that needs over 30 MB on one device then needs 17 MB on the first and 19 MB on the second.
 #
 # ![The first device has conv1 to conv3, the second fc1, output and the loss. Activations cross the
 # cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
 # Each device has a **stage**, a part of the layers together with their weights. Of two stages, we
-# call the first the **front** and the second the **rear**. The forward pass goes through the front
-# and then through the rear, and the backward pass comes back. Only the activations at the cut and
-# their gradient cross.
+# call the first the **front** and the second the **rear**. The forward pass goes through both, and
+# the backward pass comes back. Only the activations at the cut and their gradient cross.
 #
 # ## The lines to paste
 #
@@ -103,15 +102,15 @@ model = fit.use(model, plan, stages=len(plan))
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same, and nearly all weights are on the last device. Suppose that each device
-# has 25 MB. Does a whole step fit, and does each stage? `use_of` counts what a device holds at the
-# peak of a step, and the dashed line is the limit:
+# The losses are the same, and nearly all weights are on the last device: `fit.use` cut before
+# `fc1`. Suppose that each device has 25 MB. Does a whole step fit, and does each stage? `use_of`
+# counts what a device holds at the peak of a step, and the dashed line is the limit:
 
 # %% tags=["varies", "cover"]
 data = images, labels
 with tf.device(first):
     whole = trace.fit_step(alone, data)
-with tf.device(plan.host):  # prepares the batch
+with tf.device(plan.host):  # the batch is prepared there, as in fit
     step = trace.fit_step(model, data)
 bars = {f"whole on {first}": use_of(alone, whole, first)}
 bars |= uses_of(model, step, "stage on {}")
@@ -126,15 +125,18 @@ show_crossing(step)
 # %% [markdown]
 # The whole step does not fit, and each stage does. The front holds mostly activations, and the rear
 # mostly weights, slots and gradients. The bar of the gradients is twice that of the weights,
-# because Adam's update needs temporary room of the same size. The activations that cross are the
-# input of `fc1`: 512 numbers of 4 bytes for each of 128 images. Their gradient has the same size.
+# because Adam's update of `fc1` makes a temporary tensor as large as the gradient. Each bar shows
+# the moment at which most is held, so the front may have more activations than the whole step.
+#
+# The activations that cross are the input of `fc1`: 512 numbers of 4 bytes for each of 128 images.
+# Their gradient has the same size.
 #
 # ## Where to cut
 #
-# A good cut gives all stages about the same time or the same memory, or lets few bytes cross.
-# `pipeline.cuts` lists all three for every cut: the milliseconds of both stages, their memory, and
-# what crosses there and back. In `held` we add 12 bytes for each parameter, 4 of its own and 8 of
-# slots:
+# A good cut gives all stages about the same time or the same memory, or lets few bytes cross. For
+# every cut `pipeline.cuts` lists the milliseconds and the memory of both stages, and what crosses
+# there and back. A trace counts only what the step makes, so `held` adds weights and slots, 12
+# bytes for each parameter:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -163,8 +165,8 @@ def stages():
 
 # %% [markdown]
 # Each stage also needs its own tape, because a backward pass runs where `gradient` is called
-# ([[04]]). The rear also asks for the gradient of its input, `middle`. This gradient crosses back,
-# and the front's backward pass begins with it:
+# ([[04]]). The rear also asks for the gradient of its input, `middle`, with which the front's
+# backward pass begins:
 
 # %%
 def gradients(front, rear, x, y):
@@ -180,8 +182,7 @@ def gradients(front, rear, x, y):
     return of_front, of_rear
 
 # %% [markdown]
-# Each stage has its own optimizer, too, because the arithmetic of an update runs where `apply` is
-# called:
+# Each stage has its own optimizer, too, because an update runs where `apply` is called:
 
 # %%
 def stepper(front, rear, make):
@@ -236,7 +237,6 @@ fit.use(model, plan, stages=len(plan)).fit(**train)
 print("fit.use differs by less than 1e-12:", apart(model.get_weights(), of_one) < 1e-12)
 print("training changed the weights by more than 1 %:", apart(of_one, begin) > 0.01)
 
-# %%
 exact = stages()  # they begin with the same weights
 step = stepper(*exact, momentum)
 for _ in range(3):
@@ -283,10 +283,8 @@ show_crossing(step)
 # ## On GPUs
 #
 # Between GPUs data goes over PCIe or NVLink, so a cut at which little crosses pays more than it
-# does on cores. In [PyTorch's
-# tutorial](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html), a step of
-# ResNet-50 took 7 % longer on two GPUs than on one. On GPUs `fit.use` also compiles each stage
-# with XLA, unless `jit_compile=False` forbids it, as here.
+# does on cores. There `fit.use` also compiles each stage with XLA, unless `jit_compile=False`
+# forbids it, as here.
 #
 # `fit.use` cuts Sequential and functional models. If one layer is used in two stages, such as the
 # embedding at the input and output of a language model, the first stage owns it and the other reads

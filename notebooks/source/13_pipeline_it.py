@@ -10,10 +10,10 @@
 # ![Two stages over time. In one piece, each waits while the other computes. In four pieces, they
 # overlap, and B0 comes before F2.](pictures/13_bubble.svg)
 #
-# Each box is a **task**, the work of one stage on one piece: `F2` takes piece 2 forward, and `B2`
-# takes it back. The second stage begins as soon as it has the first piece. In one piece a stage
-# waits for half of the step, and in four pieces for a fifth. Such a piece is called a
-# **micro-batch**, and the time in which stages wait is the **pipeline bubble**.
+# Each box is a **task**, the work of one stage on one piece. Pieces count from 0: `F2` takes piece
+# 2 forward, and `B2` takes it back. The second stage begins as soon as it has the first piece. In
+# one piece a stage waits for half of the step, and in four pieces for a fifth. Such a piece is
+# called a **micro-batch**, and the time in which stages wait is the **pipeline bubble**.
 #
 # ## The lines to paste
 #
@@ -88,10 +88,11 @@ for m, step in steps.items():
     plt.show()
 
 # %% [markdown]
-# In one piece the devices nearly take turns. In four pieces both often work at the same time, each
-# on another piece. They do not wait for exactly a fifth, because going back takes longer than going
-# forward, and the second stage has more work. Four pieces end earlier only if an operation on a
-# quarter of the batch takes much less time than one on all of it.
+# In one piece the devices nearly take turns. In four pieces both often work at once, each on
+# another piece. They do not wait for exactly a fifth, because going back takes longer than going
+# forward, and the second stage has more work. On cores, which share a memory, a task also takes
+# longer while the other device works. Four pieces end earlier only if an operation on a quarter of
+# the batch takes much less time than one on all of it.
 #
 # ## By hand
 #
@@ -108,8 +109,8 @@ with tf.device(last):
 
 # %% [markdown]
 # `forward` runs a stage under a tape and keeps what its backward pass needs. `back` takes the
-# gradient of the stage's output and returns those of the stage's weight and of its input, which the
-# stage before needs.
+# gradient of the stage's output and returns those of its weight and of its input, which the stage
+# before needs.
 
 # %%
 def forward(device, weight, x):
@@ -144,8 +145,7 @@ print(f"gradient of b: {of_b0.numpy()} + {of_b1.numpy()} = {of_b0.numpy() + of_b
 
 # %% [markdown]
 # The gradients of the pieces add up to that of the whole batch, and then the weights are updated
-# once. Python runs these lines one by one. `fit.use` puts the same tasks into a graph, in which a
-# device waits only for what it needs.
+# once. `fit.use` puts these tasks into a graph, in which a device waits only for what it needs.
 #
 # ## Two orders
 #
@@ -205,8 +205,7 @@ print("training moved the weights by more than 0.01:", apart(begin, of_one) > 0.
 #
 # BatchNormalization subtracts the mean of the batch and divides by its standard deviation. In
 # pieces, both are those of a piece. LayerNormalization looks at each example alone. Write down what
-# you expect: which of the two trains in two pieces as on one device, and does `fit.use` say
-# anything?
+# you expect: which of the two trains in two pieces as on one device?
 
 # %%
 def normed(norm):
@@ -227,7 +226,7 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 
 # %% [markdown]
 # With BatchNormalization the weights are others, and `fit.use` warns of it. So take
-# LayerNormalization, or accept the difference and keep the pieces large.
+# LayerNormalization, or keep the pieces large.
 #
 # | | |
 # |---|---|
@@ -238,19 +237,22 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
 #
 # ## On GPUs
 #
-# A GPU needs some microseconds to start an operation, however small it is. If the pieces are so
-# small that starting takes longer than computing, more pieces make a step slower. In [PyTorch's
+# A GPU needs some microseconds to start an operation, however small. If that takes longer than to
+# compute it, more pieces make a step slower. In [PyTorch's
 # tutorial](https://pytorch.org/tutorials/intermediate/model_parallel_tutorial.html), ResNet-50 cut
-# over two GPUs was 7 % slower than on one GPU, and in pieces 49 % faster than on one.
+# over two GPUs was 7 % slower than on one, and in pieces 49 % faster.
 #
 # ## On your own
 #
 # **1.** With three stages, 1F1B lets the first stage hold three pieces, each from its `F` to its
-# `B`. Write `two_at_most(stages, pieces)`, an order in which no stage ever holds more than two, and
-# which is faster than finishing each piece before the next one starts. Return a list of tasks for
-# each stage, texts such as `"F0"`, as `pipeline.one_forward_one_backward(3, 4)` does.
+# `B`, the second two and the last one. Write `two_at_most(stages, pieces)`, an
+# order in which no stage ever holds more than two, and which is faster than finishing each piece
+# before the next one starts. Return a list for each stage, of texts such as `"F0"`.
 
 # %% tags=["exercise"]
+print(schedules.table(pipeline.one_forward_one_backward(3, 4)))
+
+
 def two_at_most(stages, pieces):
     return pipeline.one_forward_one_backward(stages, pieces)
 
@@ -299,15 +301,15 @@ checks.fewest(fewest)
 # %% [markdown]
 # ## What we saw
 #
-# - In pieces, both devices worked at the same time, and after `fit` the weights were less than
-#   1e-12 from those of one device.
+# - In pieces, both devices worked at the same time, and the weights were less than 1e-12 from those
+#   of one device.
 # - The gradients of two pieces added up to those of the whole batch, 7.5 and 5.0.
 # - 1F1B held less than *all forward first*, and BatchNormalization changed the weights.
 #
 # ## Compared with other ways
 #
-# In the small Transformer of [[01]], four pieces halve what a step adds, and start more than twice
-# as many operations:
+# In the small Transformer of [[01]], four pieces halve what a step adds. On two cores they
+# take as long as one device, and one piece takes longer:
 #
 # [[ways: 00 01 12]]
 #

@@ -1,6 +1,8 @@
 """Answers to the exercises of lesson 02: right ones, and wrong ones with their hints."""
 
 OWN = """
+from mgpu_helpers import towers
+
 causes = {1, 4, 5}
 
 

@@ -99,8 +99,9 @@ def blame(
 
     These are sums, so a place in the bar is no moment of the step. A wait has the pale colour of
     the device that was waited for; copies, a free core and overhead are grey. Beside `shown` waits
-    by name the rest are "others (n)". For layers see `Trace.top`. A step that `whatif.explain`
-    cannot explain is drawn as work alone, and the title says so.
+    by name the rest are "others (n)", grey if they are for several devices. For layers see
+    `Trace.top`. A step that `whatif.explain` cannot explain is drawn as work alone, and the title
+    says so.
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> two = Op("conv/Add", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
@@ -118,8 +119,12 @@ def blame(
         parts += [(w.what, f"waits for {w.device}", w.seconds, pale(colour(w.device)), "white")
                   for w in named[:shown]]  # fmt: skip
         if rest := named[shown:]:
-            seconds = sum(w.seconds for w in rest)
-            parts.append((f"others ({len(rest)})", "other waits", seconds, "#b0b0b0", DARK))
+            seconds, they = sum(w.seconds for w in rest), {w.device for w in rest}
+            kind, shade, letters = "other waits", "#b0b0b0", DARK
+            if len(they) == 1:
+                (at,) = they
+                kind, shade, letters = f"waits for {at}", pale(colour(at)), "white"
+            parts.append((f"others ({len(rest)})", kind, seconds, shade, letters))
         parts += [(w.what, w.what, w.seconds, _GREY[w.what], DARK) for w in waits if not w.device]
         for what, kind, seconds, shade, letters in parts:
             width = seconds * 1e3

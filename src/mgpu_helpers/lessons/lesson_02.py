@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import timing, trace
+from mgpu_helpers import timing, towers, trace
 from mgpu_helpers._names import short
 from mgpu_helpers.devices.plan import planned
 from mgpu_helpers.lessons import digits
@@ -47,6 +47,34 @@ def batch(size: int | None = None) -> tuple[Any, Any]:
     images, labels = digits.load(size or 840 * many())
     with tf.device(planned().host):
         return tf.constant(images.reshape(len(images), -1)), tf.constant(labels)
+
+
+def make_step(where: Sequence[str], sizes: Sequence[int] | None = None) -> Callable[..., Any]:
+    """Make a step of the network in towers on devices; sizes are their shards, None is even ones.
+
+    The first device of the plan averages the gradients and updates the weights.
+    """
+    home, loss_of = planned().devices[0], loss()
+    with tf.device(home):
+        network = model()
+    weights = network.trainable_variables
+
+    def tower(x: Any, y: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            lost = loss_of(y, network(x))
+        return [lost, *tape.gradient(lost, weights)]
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        with tf.device(planned().host):
+            shards = [tf.split(part, sizes or len(where)) for part in (x, y)]
+        lost, *mean = towers.average(towers.run(tower, where, *shards), weights=sizes, device=home)
+        with tf.device(home):
+            for weight, gradient in zip(weights, mean, strict=True):
+                weight.assign_sub(0.1 * gradient)
+        return lost
+
+    return step
 
 
 def timed(step: Callable[..., Any], *given: Any) -> Callable[[], None]:

@@ -57,9 +57,9 @@ def show_crossing(step: trace.Trace) -> None:
 
 
 def show_step(model: Any, step: trace.Trace) -> None:
-    """Print the most bytes that a device holds in a step of fit, and what crosses in it."""
-    most = max(use.total for use in uses_of(model, step, "{}").values())
-    print(f"a device holds up to {most / 1e6:.0f} MB")
+    """Print the most bytes that each device holds in a step of fit, and what crosses in it."""
+    for name, use in uses_of(model, step, "{} holds up to").items():
+        print(f"{name} {use.total / 1e6:.0f} MB")
     show_crossing(step)
 
 
