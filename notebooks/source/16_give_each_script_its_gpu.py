@@ -185,9 +185,9 @@ plt.show()
 #
 # ## On a shared server
 #
-# Before each job the runner asks NVIDIA's driver who uses the GPUs. It leaves alone every GPU on which
-# others compute, or of which less than a tenth of the memory is free. On this pretended server with
-# four GPUs of 80 GiB, other users hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
+# Before each job the runner asks NVIDIA's driver who uses the GPUs. It leaves alone every GPU on
+# which others compute, or of which less than a tenth of the memory is free. On this pretended
+# server with four GPUs of 80 GiB, other users hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
 
 # %% tags=["nbval-ignore-output"]
 tell = [sys.executable, "-c", "import os; print('GPU', os.environ['CUDA_VISIBLE_DEVICES'])"]
