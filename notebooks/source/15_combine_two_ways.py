@@ -6,7 +6,7 @@
 #
 # **In this lesson** one line arranges four devices in two rows. Each row computes the whole model
 # in two stages, and the rows share the batch. A **column** is one stage in all rows. In a step of
-# the network below, this crosses:
+# the network below with 1024 images, this crosses:
 #
 # ![Four devices in a grid. Thin arrows within the rows: activations and gradients, 2.1 MB. Thick
 # arrows between them: weights and gradients, 10.1 MB.](pictures/15_grid.svg)
@@ -178,7 +178,7 @@ for name, (one, other) in {"a": of_a, "b": of_b}.items():
     print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
 
 # %% [markdown]
-# The gradients of the rows add up to those of the whole batch.
+# The rows' gradients add up to those of the batch.
 #
 # ## Proof
 #
@@ -292,7 +292,7 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 # ## On GPUs
 #
 # `nvidia-smi topo -m` prints which GPUs are connected by NVLink, the fast link. `fit.use` fills the
-# rows in the order of its devices: the first two are row 0. A row has stages or parts of layers.
+# rows in the order of your list: the first two are row 0. A row has stages or parts of layers.
 # [Megatron-LM](https://arxiv.org/abs/2104.04473) can combine both; `fit.use` cannot.
 #
 # ## On your own

@@ -255,7 +255,7 @@ for names in zip(took, [*took][1:]):
 # %% [markdown]
 # The losses are those of `fit`, and no thread was needed. The first line shows what is gained
 # without `fit`'s own Python, at the start of a pass and around each short step. The second line
-# shows what the second device adds.
+# shows what the second device adds: on busy cores, perhaps nothing.
 #
 # | | use it when | it costs |
 # |---|---|---|
