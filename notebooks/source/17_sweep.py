@@ -237,14 +237,14 @@ print(sum(start < changed for start in starts), "of", len(starts), "are older th
 # ![A grid of nine jobs tries three rates, which all miss the best one. Nine random jobs try nine
 # rates, one close to the best.](pictures/17_grid_or_random.svg)
 #
-# To try random settings, write the arguments of each job into a line of a file. We draw the
+# To try random settings, give `--each` a file with the arguments of a job in each line. We draw the
 # exponent of the rate, because rates differ by factors:
 
 # %% tags=["nbval-ignore-output"]
 rng = np.random.default_rng(0)
 drawn = [(10 ** rng.uniform(-1, 0), rng.choice(["small", "large"])) for _ in range(4)]
 (folder / "random.txt").write_text("".join(f"--lr={lr:.2f} --data={data}\n" for lr, data in drawn))
-mgpu("run softmax.py --each random.txt --logs random")
+mgpu("run softmax.py --each random.txt --logs random")  # with 100 steps, since "Break it"
 
 # %% [markdown]
 # ## Before you choose
