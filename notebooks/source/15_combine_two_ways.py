@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Combine two ways
 #
-# Your model needs two GPUs, because one cannot hold it. You have four. If two of them train the
-# model in two stages, as in [[12]], the other two do nothing.
+# One GPU cannot hold your model, and you have four. If two of them train it in two stages ([[12]]),
+# the other two do nothing.
 #
 # **In this lesson** one line arranges four devices in two rows. Each row computes the whole model
-# in two stages, and the rows share the batch.
+# in two stages, and the rows share the batch. A **column** is one stage in all rows. In a step of
+# the network below with 1024 images, this crosses:
 #
-# ![Four devices in a grid. Within the rows activations and their gradients cross, 2.1 MB. Between
-# the rows weights and their gradients cross, 10.1 MB.](pictures/15_grid.svg)
+# ![Four devices in a grid. Thin arrows within the rows: activations and gradients, 2.1 MB. Thick
+# arrows between them: weights and gradients, 10.1 MB.](pictures/15_grid.svg)
 #
-# In many servers some links between GPUs are faster than others. Here most bytes cross between the
-# rows, so the fast links belong there. The line to paste is that of [[12]]:
+# In many servers some links between GPUs are faster than others, and belong where most bytes cross.
+# The line to paste:
 #
 # ```python
 # plan = devices.setup()
@@ -73,8 +74,8 @@ def traced(model, batch=1024):
         return trace.fit_step(model, (images[:batch], labels[:batch]))
 
 # %% [markdown]
-# We train it in two stages, first on two devices and then on all four. To see which devices work,
-# we trace a step and add up the bytes that the matrix products of the forward pass make:
+# We train it in two stages, on two devices and then on four. To see which devices work, we trace a
+# step and add up the bytes that the matrix products of the forward pass make:
 
 # %%
 for where in (plan.devices[:2], plan):
@@ -86,11 +87,12 @@ for where in (plan.devices[:2], plan):
         print(f"  {device} {sum(op.bytes for op in products if op.device == device):9,} bytes")
 
 # %% [markdown]
-# Four devices make two rows. Each device computes half as much, because its row has half of the
-# images. Rows that share the batch are **data parallelism**, stages are **model parallelism**, and
-# the grid is a **device mesh**.
+# On four devices each computes half as much, because its row has half the images. Rows that share
+# the batch are **data parallelism**, stages are **model parallelism**, and the grid is a **device
+# mesh**.
 #
-# Here is the step on four devices. `F0` is a stage's forward pass, and `B0` its backward pass:
+# Here is the step on four devices. `F` is a stage's forward pass, and `B` its backward pass. The 0
+# numbers the piece ([[13]]), and here there is only one:
 
 # %% tags=["varies", "cover"]
 ax = charts.pipeline(step)
@@ -101,8 +103,8 @@ plt.show()
 
 # %% [markdown]
 # Both rows work at the same time. Within a row the stages take turns, so each device is idle about
-# half of the time; `pieces=4` would shorten that ([[13]]). Four devices share two cores here, so
-# the times say nothing about GPUs.
+# half of the time. The first stage goes back a little early: it gets its gradient before the second
+# has computed those of all its weights. The times say nothing about GPUs.
 #
 # Which devices hold the weights?
 
@@ -111,15 +113,16 @@ for device, size in at_rest(model.weights).items():
     print(f"{device}  {size:9,} bytes of weights")
 
 # %% [markdown]
-# Only the first row does. In each step the second row reads the weights there, and sends their
-# gradients back. With `state="owners"` the rows share out the weights ([[11]]).
+# Only row 0 does. In each step row 1 reads the weights there, and sends their gradients back.
 #
 # ## By hand
 #
 # The first stage multiplies by `a`, which is 2, and the second by `b`, which is 3. The batch is 1,
 # 2, 3 and 4, and the loss is the mean of the outputs. The mean of the batch is 2.5, so the gradient
-# of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5. Each row gets half of the batch, and
-# a copy of both weights:
+# of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
+#
+# `fit.use` keeps one copy, in row 0. By hand it is simpler to give each row a copy of both weights,
+# and half of the batch:
 
 # %%
 grid = [plan.devices[:2], plan.devices[2:4]]
@@ -137,9 +140,9 @@ def weights():
     return copies
 
 # %% [markdown]
-# Within a row each stage has its own tape, as in [[12]]: `middle` goes to the second stage, and its
-# gradient comes back. The losses of the rows have to add up to the mean, so each row divides its
-# sum by the whole batch, 4:
+# Within a row each stage has its own tape: `middle` goes to the second stage, and its gradient
+# comes back. The losses of the rows have to add up to the mean, so each row divides its sum by the
+# whole batch, 4:
 
 # %%
 def gradients(row, pair, x):
@@ -175,14 +178,16 @@ for name, (one, other) in {"a": of_a, "b": of_b}.items():
     print(f"gradient of {name}: {one.numpy()} + {other.numpy()} = {one.numpy() + other.numpy()}")
 
 # %% [markdown]
-# The gradients of the rows add up to those of the whole batch.
+# The rows' gradients add up to those of the batch.
 #
 # ## Proof
 #
 # Do two rows train what one device trains? We compare the weights after two steps of `fit`, in
-# float64, where rounding hides no mistake. The batches have 99 and 51 images, so the rows get
-# unequal shares. A row can also have parts of layers ([[14]]) instead of stages. Then `row=2` says
-# that a row has two devices:
+# float64, where rounding hides no mistake. The batches have 99 and 51 images, so the shares are
+# unequal.
+#
+# A row can also have parts of layers ([[14]]). Below, `columns` and `rows` are those of a layer's
+# weights, and `"row": 2` means two devices in a row of the grid:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -208,7 +213,7 @@ keras.config.set_dtype_policy("float32")
 # %% [markdown]
 # ## What crosses
 #
-# `crossed` adds up the bytes that cross in a step, within rows and between them:
+# `crossed` adds up the bytes that cross in a step:
 
 # %%
 def crossed(model, batch):
@@ -235,30 +240,33 @@ print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} by
 # **Between the rows weights and gradients cross, and they do not grow with the batch.** The few
 # other bytes are the scores, from which the first row computes the loss, and their gradients.
 #
-# So the fast links belong between these rows. With parts of layers and a batch of 2048, twice 8.4
-# MB would cross within the rows, and the fast links would belong there.
+# So with two stages the fast links belong between the rows. With parts of layers and a batch of
+# 2048, twice 8.4 MB would cross within the rows, and the fast links would belong there.
 #
 # ## Ask first
 #
-# `memory.plan` counts this before you train. It lists ways to train on four devices, about what the
-# fullest device holds, and the line to paste. `stages` names the layers with which the later stages
-# begin:
+# `memory.plan` counts this before you train. For one device, and for each way to train on four, it
+# says roughly what the fullest device holds, and the line to paste. `["norm_1"]`, the layer with
+# which the second stage begins, is the same cut as `stages=2`:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.host):
     advice = memory.plan(build(), 1024, devices=4)
-for way in advice.ways:
-    if len(way.layout.devices) > 1:
-        print(f"{way.name:40}{memory.size_text(way.held):>8}  {way.write}")
+several = [way for way in advice.ways if len(way.layout.devices) > 1]
+for way in [advice.ways[0], *several]:
+    print(f"{way.name:40}{memory.size_text(way.held):>8}  {way.write}")
 
 # %%
 print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 
 # %% [markdown]
+# If a device has 12 MB, only two rows of two stages fit. If four devices only share the batch, the
+# first holds 25.1 MB, the weights and all four gradients, 5 MB each.
+#
 # ## Break it
 #
-# Suppose that your own loop forgets one sum. It adds up the gradients of `a`, but each row updates
-# its copy of `b` by its own gradient. Write down what you expect of the loss and of the weights:
+# Your own loop forgets one sum: each row updates its copy of `b` by its own gradient. Write down
+# what you expect of the loss and of the weights:
 
 # %%
 for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
@@ -269,27 +277,28 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
     print(*(f"  row {i} after a step: {each}" for i, each in enumerate(after)), sep="\n")
 
 # %% [markdown]
-# The loss falls in both cases, and no error says that the rows now train two models. So compare the
-# weights of all rows after a step. `fit.use` has only one copy in a process.
+# The loss falls in both cases, and no error says that the rows now train two models. If your own
+# loop keeps a copy in each row, compare the copies after a step. With `fit.use`, the rows of a
+# process read one copy and cannot drift apart.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model needs several devices, and you have at least twice as many |
 # | **It costs** | activations cross within the rows, weights and gradients between them |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
+# | **Compared** | [with all ways](../docs/layouts.md#what-each-costs) |
 # | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #
 # `nvidia-smi topo -m` prints which GPUs are connected by NVLink, the fast link. `fit.use` fills the
-# rows in the order of the devices: the first two are row 0. To put other GPUs into a row, give it a
-# list in another order. A row has stages or parts of layers, not both as in
-# [Megatron-LM](https://arxiv.org/abs/2104.04473).
+# rows in the order of your list: the first two are row 0. A row has stages or parts of layers.
+# [Megatron-LM](https://arxiv.org/abs/2104.04473) can combine both; `fit.use` cannot.
 #
 # ## On your own
 #
-# **1.** A server has four GPUs, and each has a fast link to one other. `pairs` lists both pairs, as
-# in `[("/GPU:0", "/GPU:1"), ("/GPU:2", "/GPU:3")]`. `within` and `between` are the bytes that cross
+# **1.** Each of four GPUs has a fast link to one other. `pairs` lists both pairs, as in
+# `[("/GPU:0", "/GPU:1"), ("/GPU:2", "/GPU:3")]`. `within` and `between` are the bytes that cross
 # within rows and between them. Write `in_order`, which returns the list of devices for
 # `fit.use(model, …, stages=2)` with which the larger number crosses the fast links.
 
@@ -334,13 +343,6 @@ checks.crossing(crossing)
 # - In float64, two rows of two devices ended with the weights of one device, to 1e-12.
 # - The gradients of two rows added up to those of the batch, 7.5 and 5.0.
 # - With a batch of 1024, 2,097,152 bytes crossed within rows of stages, and 10,086,480 between.
-#
-# ## Compared with other ways
-#
-# With the small Transformer of [[01]], two rows of two stages keep as much on the fullest device as
-# two stages, and add about half as much. No time is given, as four devices share two cores:
-#
-# [[ways: 00 01 12]]
 #
 # ## In practice
 #

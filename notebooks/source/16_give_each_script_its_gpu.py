@@ -4,18 +4,18 @@
 # You have two trainings and a machine with four GPUs. You start both scripts, and both go to the
 # first GPU. One of them finds no memory there and dies, and three GPUs stay idle.
 #
-# **In this lesson** several scripts train side by side, each on a GPU of its own. A script then
-# writes the same bytes as when it trains alone, and it goes on if another one fails.
+# **In this lesson** several scripts train side by side, each on a GPU of its own. A neighbour does
+# not change what a script learns, and if one script fails, the others go on.
 #
 # ![Left, no setting: a.py computes on GPU 0 and takes the memory of all four, and b.py finds none.
 # Right: a.py works on GPU 0, b.py on GPU 1.](pictures/16_landing.svg)
 #
 # Left to itself, a TensorFlow process takes nearly all the memory of every GPU ([[05]]), although
-# it computes only on the first. On the right, each script sees one GPU only, so both have memory.
+# it computes only on the first. If each script sees one GPU only, both have memory.
 #
 # ## The lines to paste
 #
-# In a terminal, one line is enough:
+# The command `mgpu` comes with this package. In a terminal, one line is enough:
 #
 # ```shell
 # mgpu run "scripts/train.py --width 16" "scripts/train.py --width 32"
@@ -77,13 +77,16 @@ for job in two:
 print("at the same time:", max(job.start for job in two) < min(job.end for job in two))
 
 # %% [markdown]
-# Both scripts ran at the same time, each on a device of its own.
+# Both scripts ran at once, each on a device of its own.
 #
 # ## Proof
 #
-# Does a neighbour change a training? The wide network trained beside the narrow one. Now it trains
-# alone, on the device that the narrow one had. Both times the script wrote its losses and a hash of
-# its weights to a file:
+# Does a neighbour change a training? Above, the wide network trained beside the narrow one. We now
+# train it alone, on the device that the narrow one had. Both times the script writes its losses and
+# a hash of its weights to a file.
+#
+# On a GPU some operations add in a changing order, so results differ in the last digits. `train.py`
+# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order:
 
 # %%
 alone = train("wide", to="alone", only=two[0].devices)
@@ -123,7 +126,7 @@ look = [sys.executable, "-c", "from mgpu_helpers import jobs; print(*jobs.allowe
 def on(device):
     if kind == "GPU":
         return ["env", f"CUDA_VISIBLE_DEVICES={device}"]
-    return ["taskset", "--cpu-list", str(device)] if shutil.which("taskset") else []
+    return ["taskset", "--cpu-list", str(device)] if shutil.which("taskset") else []  # not on macOS
 
 
 for prefix in ([], on(allowed[0]), on(allowed[-1])):
@@ -131,8 +134,7 @@ for prefix in ([], on(allowed[0]), on(allowed[-1])):
     print(*prefix, "look:", done.stdout, end="")
 
 # %% [markdown]
-# With a prefix the program sees one device only. macOS has no `taskset`, so the prefix is empty
-# there.
+# With a prefix the program sees one device only.
 #
 # ## Break it
 #
@@ -183,9 +185,9 @@ plt.show()
 #
 # ## On a shared server
 #
-# Before each job the runner asks the driver who uses the GPUs. It leaves alone every GPU on which
-# others compute, or of which less than a tenth of the memory is free. On this pretended server with
-# four GPUs of 80 GiB, other users hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
+# Before each job the runner asks NVIDIA's driver who uses the GPUs. It leaves alone every GPU on
+# which others compute, or of which less than a tenth of the memory is free. On this pretended
+# server with four GPUs of 80 GiB, other users hold 79 GiB of GPU 0 and 4 GiB of GPU 1:
 
 # %% tags=["nbval-ignore-output"]
 tell = [sys.executable, "-c", "import os; print('GPU', os.environ['CUDA_VISIBLE_DEVICES'])"]
@@ -193,8 +195,9 @@ with pretend_server(used={0: 79, 1: 4}):
     shared = jobs.run([tell, tell], names=["a", "b"], logs=folder / "shared")
 
 # %% [markdown]
-# The jobs got the two other GPUs. If all were in use, they would wait. `--busy` allows all GPUs,
-# and `--devices 0,1` those that you name. A job locks its GPU, so that no other runner takes it.
+# The jobs got the two other GPUs. If all were in use, they would wait. `--busy` also allows GPUs in
+# use, and `--devices 0,1` allows those that you name, in use or not. A job locks its GPU, so that
+# no other runner takes it.
 #
 # ## On GPUs
 #
@@ -208,10 +211,7 @@ with pretend_server(used={0: 79, 1: 4}):
 # variable when TensorFlow first asks for GPUs. If you set it later, it has no effect, and no error
 # says so.
 #
-# On a GPU some operations add in a changing order, so results differ in the last digits. `train.py`
-# calls `tf.config.experimental.enable_op_determinism()`, which fixes the order.
-#
-# `mgpu run` has two more settings:
+# Two settings are useful with `mgpu run`:
 #
 # - `TF_NUM_INTRAOP_THREADS=4` in front of it gives each job four threads, not one for each core.
 # - `--devices-each 2` gives each job two GPUs.

@@ -4,19 +4,28 @@
 # You train several Keras models, for an ensemble or to compare them. One trains after the other,
 # and only one of your GPUs works at a time.
 #
-# **In this lesson** each model trains on a device of its own, all at the same time, and learns
-# exactly what it learns alone.
+# **In this lesson** each model trains on a device of its own, all at the same time, and learns what
+# it learns alone.
 #
-# ![Two devices over time. In turn, each is idle while the other trains. At once, both begin
+# ![Two GPUs over time. In turn, each is idle while the other trains. At once, both begin
 # together.](pictures/18_turns.svg)
 #
-# In turn, the times of both models add up. At once, at best, you wait only for the larger one.
-# Below, two models and their optimizers have 88,772 numbers, and end with the same ones in both
-# ways. A **thread** is a part of a program that runs beside its other parts, and these lines start
-# one for each model:
+# In turn, the times of both models add up. At once, at best, you wait only for the larger one. On
+# cores, both ways end with the same numbers: below we compare all 88,772 of two models and their
+# optimizers.
+#
+# A **thread** is a part of a program that runs beside its other parts. These lines build and
+# compile each model on its device, and start a thread for each:
 #
 # ```python
 # from concurrent.futures import ThreadPoolExecutor
+#
+#
+# def make(device):
+#     with tf.device(device):
+#         model = build()
+#         model.compile("adam", "mse")
+#     return model
 #
 #
 # def train(model, device):
@@ -24,11 +33,12 @@
 #         return model.fit(images, labels, epochs=5).history
 #
 #
+# models = [make(device) for device in homes]
 # with ThreadPoolExecutor(len(models)) as pool:
 #     histories = list(pool.map(train, models, homes))
 # ```
 #
-# `homes` lists the device of each model, on which it was built **and compiled**.
+# `homes` lists the device of each model.
 #
 # **You need** [[00]], [[04]] and [[06]].
 
@@ -49,7 +59,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import tensorflow as tf
 
-from mgpu_helpers import charts, ensemble, timing, trace
+from mgpu_helpers import charts, timing, trace
 from mgpu_helpers.lessons import digits
 from mgpu_helpers.lessons.checks import lesson_18 as checks
 
@@ -140,7 +150,7 @@ with tf.device(plan.devices[-1]):
 # ## Proof
 #
 # We build both models again, with the same seeds. These `twins` train in turn. Then we compare
-# every number that the models and their optimizers hold. On GPUs some kernels add in a changing
+# every number that the models and their optimizers hold. On GPUs some operations add in a changing
 # order, so there we count only differences of more than 0.01 plus 1 %:
 
 # %%
@@ -192,49 +202,60 @@ timing.compare(
     names=("at once", "in turn"), warmup=0, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# On two quiet cores, both models are done sooner at once, but not in half of the time. The bars
-# show why: each model takes longer at once than in turn, because the threads take turns in Python
-# and the cores share memory. If other programs use these cores, at once may even be slower.
+# The bars show one run of two passes, and the line is the median of five pairs of one pass, so they
+# need not agree. On two quiet cores, both models are done sooner at once, but not in half of the
+# time, because each takes longer than in turn. The threads take turns in Python and the cores share
+# memory; how much each of these costs, we did not measure. If other programs use these cores, at
+# once may even be slower.
 #
 # ## One function for all
 #
 # With threads, Python starts each step of each model. A single `tf.function` can hold a step of all
-# models, and TensorFlow runs them at the same time after one call from Python. In `step_all`,
-# `train_step` is what `fit` runs for each batch. The models `joined` start with the same seeds as
-# before. After a pass of 8 batches, are their losses those of `fit`?
+# models, and TensorFlow runs them at the same time after one call from Python. `step_of` makes such
+# a function: `train_step` is what `fit` runs for each batch. The models `joined` start with the
+# same seeds as before. After a pass of 8 batches, are their losses those of `fit`?
+
+# %%
+def step_of(models, homes):
+    def step(x, y):
+        losses = []
+        for model, device in zip(models, homes):
+            with tf.device(device):
+                losses.append(model.train_step((x, y))["loss"])
+        return losses
+
+    return tf.function(step)
+
+
+def pass_of(*steps):
+    for x, y in zip(np.split(images, 8), np.split(labels, 8)):
+        losses = [np.array(step(x, y)) for step in steps]
+    return losses  # means over the pass, as those of fit
+
 
 # %%
 joined = list(map(make, widths, homes))
-
-
-@tf.function
-def step_all(x, y):
-    losses = []
-    for model, device in zip(joined, homes):
-        with tf.device(device):
-            losses.append(model.train_step((x, y))["loss"])
-    return losses
-
-
-# %%
-def by_function():
-    for x, y in zip(np.split(images, 8), np.split(labels, 8)):
-        losses = np.array(step_all(x, y))  # means over the pass, as fit shows them
-    return losses
-
-
+both = step_of(joined, homes)
 of_fit = [history["loss"][0] for history in histories]
-print("less than 0.1 % from those of fit:", np.allclose(by_function(), of_fit, rtol=1e-3))
-
-# %%
-timing.compare(
-    by_function, lambda: [*map(one_pass, twins, homes)],
-    names=("one function", "in turn"), warmup=1, repeats=5)  # fmt: skip
+print("less than 0.1 % from those of fit:", np.allclose(pass_of(both), of_fit, rtol=1e-3))
 
 # %% [markdown]
-# The losses are those of `fit`, and no thread was needed. The function is also faster than `fit` in
-# turn: both devices work at the same time, and it saves what `fit` does in Python around each short
-# step.
+# To see what comes from the second device, we also time a function for each model, in turn:
+
+# %%
+each = [step_of([model], [device]) for model, device in zip(joined, homes)]
+took = timing.several({
+    "fit in turn": lambda: [*map(one_pass, twins, homes)],
+    "functions in turn": lambda: pass_of(*each),
+    "one function": lambda: pass_of(both),
+}, warmup=1, repeats=15)  # fmt: skip
+for names in zip(took, [*took][1:]):
+    print(timing.Comparison(*map(took.get, names), names))
+
+# %% [markdown]
+# The losses are those of `fit`, and no thread was needed. The first line shows what is gained
+# without `fit`'s own Python, at the start of a pass and around each short step. The second line
+# shows what the second device adds: on busy cores, perhaps nothing.
 #
 # | | use it when | it costs |
 # |---|---|---|
@@ -243,35 +264,14 @@ timing.compare(
 # | **a process for each** ([[16]]) | one crash must not end all | TensorFlow starts in each |
 #
 # The longer the steps, the less the three ways differ. In a benchmark with two larger models on two
-# cores, in graph code without `fit`, all three were 1.6 to 1.7 times as fast as in turn
+# cores, without `fit`, all three were 1.6 to 1.7 times as fast as in turn
 # ([result](../results/ensemble.json)). If you want one model sooner, train it on all GPUs ([[01]]).
-#
-# ## Let them answer together
-#
-# The models of an **ensemble** answer together. `ensemble.mean` takes the class whose average
-# probability is highest. How many of 360 unseen digits are read right?
-
-# %% tags=["nbval-ignore-output"]
-def predict(model, device):
-    with tf.device(device):
-        return model.predict_on_batch(unseen)
-
-
-unseen, right = digits.load(test=True)
-predicted = at_once(predict, models, homes)
-for name, answer in zip(names, predicted):
-    print(name, np.sum(answer.argmax(axis=1) == right))
-print("together", np.sum(ensemble.mean(predicted) == right))
-
-# %% [markdown]
-# Together they read more digits right than each alone. This helps if the models err on different
-# digits, so let them differ in their layers, first weights or data.
 #
 # ## Break it
 #
-# So far the models were built one after the other. Now each thread builds its own. It sets its
-# seed, and `meeting` holds it until the other thread has set its seed, too. Will the models begin
-# with the weights that they have when they are built in turn? Write down what you expect.
+# So far the models were built one after the other. Now each thread sets a seed and builds its
+# model. `meeting` lets none build before both seeds are set. Will the models begin with the weights
+# that they have when they are built in turn? Write down what you expect.
 
 # %%
 meeting = threading.Barrier(2)
@@ -300,10 +300,10 @@ print("all weights as built in turn:", all(np.array_equal(a, b) for a, b in pair
 #
 # ## On your own
 #
-# **1.** A thread may train another model than you think. In
-# `[lambda: train(model, device) for model, device in zip(models, homes)]` every lambda uses the
-# last model. To notice this, write `trains(model, step)`. It calls `step` once and returns True if
-# any trainable weight of the model has changed, and False if none has.
+# **1.** Write `trains(model, step)`. It calls `step` once and returns True if any trainable weight
+# of the model has changed, and False if none has. It notices a thread that trains another model
+# than you think: in `[lambda: train(model, device) for model, device in zip(models, homes)]` every
+# lambda uses the last model.
 
 # %% tags=["exercise"]
 def trains(model, step):

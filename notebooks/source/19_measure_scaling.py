@@ -5,18 +5,19 @@
 # of that is chance?
 #
 # **In this lesson** you compare one device with several so that the number can be believed, and
-# find out what holds it back. More devices are not always faster: in a note below, a step takes 222
-# ms on four GPUs, and 240 ms on eight.
+# find out what holds it back. In a note of 2017, quoted below, a step takes 445 ms on one GPU, and
+# 222 ms on four: they are only twice as fast.
 #
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
 #
 # In **strong scaling** the global batch stays as it is, so three devices should take a third of the
 # time. In **weak scaling** the per-device batch stays as it is, so three devices should take the
-# same time for three times the images. The dashed lines show these times. The steps are longer
-# because of the grey **fixed part**, which does not shrink with the batch and, because of the
-# exchange, is longer on three devices. In this made-up example the **efficiency**, the ideal time
-# divided by the real one, is 74 % and 94 %.
+# same time for three times the images. The dashed lines show these ideal times.
+#
+# The real steps are longer because of the grey **fixed part**: it does not shrink with the batch,
+# and the exchange of gradients makes it longer. The **efficiency** is the ideal time divided by the
+# real one, here 74 % and 94 %, in made-up numbers.
 #
 # These lines measure strong scaling:
 #
@@ -85,6 +86,7 @@ models = {n: build_on(n) for n in (1, most)}
 few, many = 4, 64
 runs = {}  # for each (devices, images in a step)
 for b in (few, many):
+    # one device with a share, one device with the whole batch, all devices with it
     for n, images in (1, b), (1, most * b), (most, most * b):
         runs[n, images] = partial(models[n].fit, ready(images), verbose=0)
 
@@ -96,10 +98,10 @@ strong = {b: timing.Comparison(took[1, most * b], took[most, most * b], names)
 print(f"{most * many} images a step:", strong[many])
 
 # %% [markdown]
-# The line says how many times as fast: the median of fifteen ratios, one for each pair of runs. The
-# brackets hold a **confidence interval**: the median of far more pairs would be inside in at least
-# nine of ten cases. If the brackets contain 1, the line says "cannot be told apart". Here are both
-# ways:
+# The line names the faster way first. The number is the median of fifteen ratios, one for each pair
+# of runs. The brackets hold a **confidence interval**: the median of far more pairs would be inside
+# in at least nine of ten cases. If the brackets contain 1, the line says "cannot be told apart".
+# Here are both ways:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 weak = {b: timing.Comparison(took[1, b], took[most, most * b]) for b in (few, many)}
@@ -107,18 +109,18 @@ drawings.speedups({"strong": strong, "weak": weak}, devices=most)
 plt.show()
 
 # %% [markdown]
-# Each line is such an interval with its median. Grey lines contain 1.
+# Each line is such an interval. Its median stands at the right. A line that contains 1 would be
+# grey. In weak scaling, `4 → 8` means 4 images on one device and 8 on two.
 #
 # In strong scaling a small batch gains little or loses, because the fixed part takes most of its
-# step. The large batch does better. In weak scaling the global batch grows with the devices. This
-# looks better, but part of the gain comes from the larger batch, and one device would have it, too.
-# Only strong scaling shows what the others add.
+# step. In weak scaling the global batch grows with the devices. This looks better, but one device
+# would gain from a larger batch, too. Only strong scaling shows what the others add.
 #
 # ## By hand
 #
 # The **speed-up** is the images a second of n devices, divided by those of one. Divided by n, it is
-# the efficiency. In [a note of 2017](../docs/sources.md#p40) up to eight P40 GPUs share a batch of
-# 10,000 digits:
+# the efficiency. In the [note of 2017](../docs/sources.md#p40) up to eight P40 GPUs share a batch
+# of 10,000 digits:
 
 # %%
 alone = published.P40[0].seconds
@@ -129,11 +131,12 @@ for row in published.P40:
 
 # %% [markdown]
 # Eight GPUs are no faster than four. To see why, split a step into a fixed part f and a rest r,
-# which the GPUs share. One GPU takes f + r = 445 ms, and two take f + r/2 = 253 ms. The difference,
-# 192 ms, is r/2. So r is 384 ms, and f is 61 ms. With this f, four GPUs would take 61 + 384/4 = 157
-# ms, but they take 222. So f grows with the GPUs, as it does if all gradients meet on one of them.
-# A larger batch helps: it makes r longer, but not f. The note has no brackets, so 240 and 222 ms
-# may be equal.
+# which the GPUs share. One GPU takes f + r = 445 ms, and if f is the same on both, two take f + r/2
+# = 253 ms. The difference, 192 ms, is r/2. So r is 384 ms, and f is 61 ms.
+#
+# With this f, four GPUs would take 61 + 384/4 = 157 ms, but they take 222. So f grows with the
+# GPUs, as it does if all gradients meet on one of them. A larger batch helps: it makes r longer,
+# but not f. The note gives no intervals, so 240 and 222 ms may be equal.
 #
 # | | |
 # |---|---|
@@ -186,26 +189,22 @@ of_one = moved(1)
 print("all devices, 4 steps of 120 images: the same", same(moved(most), of_one))
 
 # %% [markdown]
-# ## Break it
-#
-# With Horovod, another library, you divide the steps of an epoch by the number of GPUs, because
-# each GPU takes whole batches of its own. Keras's `fit` shares each batch. If you divide its steps,
-# too, what do a clock and our proof say?
+# If all devices took only half of the steps, a clock would find them twice as fast. Does our check
+# notice it?
 
 # %%
 steps = 4 // len(plan)
 print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, steps), of_one))
 
 # %% [markdown]
-# A clock would find two devices twice as fast, even if the second added nothing. The proof notices
-# that half is missing.
+# It does.
 #
-# ## A larger batch wants another learning rate
+# ## Break it
 #
 # Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
 # updates. Here a batch of 16 grows to 128, as on eight devices, first with the old learning rate
-# and then with eight times that. We print which share of unseen digits a small network recognizes
-# after four passes:
+# and then with eight times that. Which share of unseen digits does a small network recognize after
+# four passes? Write down what you expect:
 
 # %%
 images, labels = digits.load()
@@ -213,7 +212,7 @@ unseen, right = digits.load(test=True)
 with tf.device(plan.devices[0]):
     stack = [layers.Flatten(), layers.Dense(32, activation="relu"), layers.Dense(10)]
     net = keras.Sequential([keras.Input([28, 28, 1]), *stack])
-    net.compile("sgd", entropy, steps_per_execution=40)
+    net.compile("sgd", entropy, steps_per_execution=40)  # 40 steps in one call, to save time
 
 
 def accuracy(batch, rate, seed):
@@ -237,15 +236,17 @@ for batch, rate in [(16, 0.02), (128, 0.02), (128, 0.16)]:
 #
 # ## On GPUs
 #
-# Keras compiles `one` whole with XLA, and this is what two GPUs have to beat. Small networks may
-# lose: in [TensorFlow issue 35095](../docs/sources.md) of 2019 two GPUs took 286 s for MNIST, and
-# one took 197 s, both without XLA.
+# Keras compiles the whole step of `one` with XLA, which can make it much faster, and `fit.strategy`
+# compiles that of `two` in parts ([[08]]). Small networks may lose: in [TensorFlow issue
+# 35095](../docs/sources.md) of 2019 two GPUs took 286 s for MNIST, and one took 197 s, both without
+# XLA.
 #
 # ## On your own
 #
 # **1.** Write `efficiency(seconds, kind)`. `seconds` is a dictionary with the time of a step for
 # some numbers of devices, 1 among them, and `kind` is `"strong"` or `"weak"`. Return a dictionary
-# with the efficiency for each of these numbers, not rounded.
+# with the efficiency for each of these numbers, not rounded. `efficiency({1: 8, 2: 5}, "strong")`
+# has 0.8 for 2.
 
 # %% tags=["exercise"]
 def efficiency(seconds, kind):
