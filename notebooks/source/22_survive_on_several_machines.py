@@ -80,8 +80,8 @@ for attempt in report.attempts:
 #
 # ## Proof
 #
-# At the end, each worker returned a **digest** of all bits of its weights and its optimizer. Because
-# of `--anew`, both workers then trained once more from the first step, without a break, and
+# At the end, each worker returned a **digest** of all bits of its weights and its optimizer.
+# Because of `--anew`, both workers then trained once more from the first step, without a break, and
 # returned a digest of that, too:
 
 # %%

@@ -48,12 +48,12 @@ def timeline(report: Any) -> Any:
     """Draw which worker ran when, in all attempts."""
     from mgpu_helpers import charts, jobs
 
-    everyone = [
+    everyone = (
         replace(worker, name=f"{worker.name}, attempt {attempt.number}")
         for attempt in report.attempts
         for worker in attempt.workers
-    ]
-    ax = charts.jobs(jobs.Report(everyone, report.seconds))
+    )
+    ax = charts.jobs(jobs.Report(tuple(everyone), report.seconds))
     ax.set_title("Which worker ran when", loc="left")
     return ax
 
