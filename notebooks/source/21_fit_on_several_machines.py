@@ -99,8 +99,8 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 
 # %% [markdown]
 # The workers trained the same model. Only rounding differs, because the gradients are added in
-# another order. The network has no dropout, because each worker would drop
-# units of its own. Worker 0 is called the **chief**: Keras's `ModelCheckpoint` writes only there.
+# another order. The network has no dropout, because each worker would drop units of its own. Worker
+# 0 is called the **chief**: Keras's `ModelCheckpoint` writes only there.
 #
 # | | |
 # |---|---|
@@ -153,9 +153,8 @@ drawings.workers([worker.result["times"][-8:] for worker in report])
 plt.show()
 
 # %% [markdown]
-# Worker 0 begins each step at once and waits in it until worker 1 comes. So both are as slow
-# as worker 1, the **straggler**. Time a step of each machine alone before you blame
-# the network.
+# Worker 0 begins each step at once and waits in it until worker 1 comes. So both are as slow as
+# worker 1, the **straggler**. Time a step of each machine alone before you blame the network.
 #
 # ## When a second machine pays
 #

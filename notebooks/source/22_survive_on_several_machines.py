@@ -67,7 +67,7 @@ workers.timeline(report)
 plt.show()
 
 # %% [markdown]
-# Attempt 0 is hatched: worker 1 was killed, and worker 0 stopped. Then both started again. The
+# Attempt 0 is hatched: worker 1 failed, because it was killed, and worker 0 stopped. The
 # script prints the number of each step before doing it:
 
 # %%
@@ -244,7 +244,7 @@ checks.computed(computed)
 # **2.** Write `first(ends)`, which returns the number of the worker to look at. `ends` has for each
 # worker a tuple of three: the time in seconds at which it ended, its exit status (below 0 if a
 # signal ended it), and the number of the worker that its log names as lost, or `None`. Begin with
-# the worker that failed first: its status is not 0. If its log names a lost worker, take that one,
+# the first to fail, with a status other than 0. If its log names a lost worker, take that one,
 # whatever its time and status, and go on in the same way. The names never lead in a circle.
 
 # %% tags=["exercise"]

@@ -61,9 +61,8 @@ layers = keras.layers
 print(lesson_23.today())
 
 # %% [markdown]
-# When you move calls to today's `tf`, a call may still run
-# and mean something else. The second argument of `dropout` is the share of units to keep in `tf1`,
-# and to drop in `tf`:
+# When you move calls to today's `tf`, a call may still run and mean something else. The second
+# argument of `dropout` is the share of units to keep in `tf1`, and to drop in `tf`:
 
 # %%
 ones = tf.ones([100_000])
@@ -220,8 +219,8 @@ for colocate in (False, True):
 # needs. With the option each device goes backward through its own shard, and sends only losses and
 # gradients. The host sends the batch and the weights.
 #
-# Both programs call `minimize` in no block and set the option. Without the option TensorFlow would
-# take the first GPU.
+# Both programs that we cite call `minimize` in no block and set the option. Without the option
+# TensorFlow would take the first GPU.
 #
 # ## The second kind: towers
 #
@@ -249,8 +248,7 @@ for _ in range(2):
 compare(session)
 
 # %% [markdown]
-# Here is a step of the towers in a session, and then one of
-# `fit`, each the fastest of ten:
+# Here is a step of the towers in a session, and then one of `fit`, each the fastest of ten:
 
 # %% tags=["varies", "cover"]
 in_session = lesson_23.fastest(lambda: trace.session_step(session, fetches, feed)[1])
