@@ -67,8 +67,8 @@ workers.timeline(report)
 plt.show()
 
 # %% [markdown]
-# Attempt 0 is hatched: worker 1 failed, because it was killed, and worker 0 stopped. The
-# script prints the number of each step before doing it:
+# Attempt 0 is hatched: worker 1 failed, because it was killed, and so worker 0 failed or was
+# stopped. The script prints the number of each step before doing it:
 
 # %%
 for attempt in report.attempts:
@@ -118,7 +118,7 @@ print("same bits of both trainings, on both workers:", len(after_restart | witho
 print(workers.untimed(report.attempts[0].why))
 
 # %% [markdown]
-# Nothing was wrong with worker 0. What does its log say?
+# Nothing was wrong with worker 0. Its log says:
 
 # %% tags=["nbval-ignore-output"]
 print(*workers.errors(report.attempts[0].workers[0].log), sep="\n")
