@@ -608,7 +608,8 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.workers([[(3, 3, 5), (5, 5, 7)], [(3, 4, 5), (5, 6, 7)]])
     bars = [[path.get_extents() for path in each.get_paths()] for each in ax.collections]
     assert [[(bar.x0, bar.x1) for bar in each] for each in bars[1:]] == [
-        [(0, 2), (2, 4)], [(0, 1), (2, 3)], [(1, 2), (3, 4)],
+        [(0, 1), (2, 3)], [(1, 2), (3, 4)],  # alone in a step, and both
+        [(0, 1), (2, 3)], [(1, 1), (3, 3)], [(1, 2), (3, 4)],
     ]  # fmt: skip
     ax = drawings.lab([{"driver": None}], growth=10**9)
     assert [bar.get_width() for bar in ax.patches[1::5]] == pytest.approx([0.6, 0.4])

@@ -17,7 +17,7 @@ parser.add_argument("--folder", type=Path, default=Path("trained"), help="one th
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--dropout", type=float, default=0.0)
 parser.add_argument("--anew", action="store_true", help="train once more without a break, compare")
-parser.add_argument("--slow", type=float, help="seconds that worker 1 waits before each step")
+parser.add_argument("--slow", type=float, help="seconds that worker 1 pauses before each step")
 parser.add_argument("--kill-at", type=int, metavar="STEP", help="worker 1 gets SIGKILL")
 parser.add_argument("--sleep-at", type=int, metavar="STEP", help="worker 1 sleeps")
 options = parser.parse_args()

@@ -2,11 +2,12 @@
 # # Fit on several machines
 #
 # Your training fills all GPUs of one machine, and you have a second machine. TensorFlow has a
-# strategy for both together, but the `fit` of Keras 3 fails under it.
+# strategy for both together, but the `fit` of Keras 3 fails under it ([issue
+# 20585](../docs/sources.md)).
 #
 # **In this lesson** you add three lines to a script and start it with a launcher. Then `fit` trains
-# in two processes the model that one process would train, with equal losses, and weights less than
-# 1e-5 apart.
+# in two processes the model that one process would train, with losses and weights less than 1e-5
+# apart.
 #
 # ![Of five rows two go to worker 0 and three to worker 1. Their gradients go into one all-reduce,
 # and each updates its copy of all weights.](pictures/21_two_machines.svg)
@@ -17,10 +18,10 @@
 #
 # ```python
 # import keras
-# from mgpu_helpers import devices, fit
+# from mgpu_helpers import devices, fit  # added
 #
-# keras.utils.set_random_seed(1)  # the same order on all workers
-# with fit.strategy(devices.setup()).scope():
+# keras.utils.set_random_seed(1)  # added: the same order on all workers
+# with fit.strategy(devices.setup()).scope():  # added
 #     model = build()  # makes and compiles your model
 # model.fit(images, labels)  # batch_size is that of all workers together
 # ```
@@ -29,6 +30,8 @@
 # mgpu cluster --hosts a:20000,b:20000 --index 0 train.py  # on machine a
 # mgpu cluster --hosts a:20000,b:20000 --index 1 train.py  # on machine b
 # ```
+#
+# Both machines need the script and this package.
 #
 # **You need** [[01]] and [[07]].
 
@@ -60,7 +63,8 @@ folder = Path(tempfile.mkdtemp())
 # One machine is enough to try this: `mgpu cluster --workers 2` starts both workers there, and so
 # does `cluster.run` in Python. NVIDIA's library NCCL refuses two workers on one GPU, so ours train
 # on cores. The script [train_workers.py](scripts/train_workers.py) trains a small network in three
-# passes of eight steps. With `--slow`, worker 1 waits 0.05 s before each step, for a later section:
+# passes of eight steps. With `--slow`, worker 1 pauses 0.05 s before each step, for a later
+# section:
 
 # %%
 script = "scripts/train_workers.py"
@@ -76,10 +80,9 @@ for worker in report:
 #
 # ## Proof
 #
-# Would one process train the same model? `run_alone` runs the script in this process, without
-# `fit.strategy`. We compare the losses, and the weights with those that the workers saved. Each
-# worker also returned a **digest** of its weights and its optimizer, a short text that differs if
-# any bit does:
+# `run_alone` runs the script in this process, without `fit.strategy`. We compare its losses and
+# weights with those of the workers. Each worker also returned a **digest** of its weights and its
+# optimizer, a short text that differs if any bit does:
 
 # %%
 alone = workers.run_alone(script, folder / "one", plan.host)
@@ -87,15 +90,17 @@ print("losses of one process", np.round(alone["history"]["loss"], 2))
 
 # %%
 ours, theirs = alone["model"], keras.models.load_model(folder / "two" / "model.keras")
-pairs = zip(ours.get_weights(), theirs.get_weights())
-far = max(np.abs(mine - other).max() for mine, other in pairs)
-print("weights less than 1e-5 apart:", far < 1e-5)
+losses = alone["history"]["loss"], report[0].result["history"]["loss"]
+weights = ours.get_weights(), theirs.get_weights()
+for name, both in {"losses": losses, "weights": weights}.items():
+    far = max(np.abs(mine - other).max() for mine, other in zip(*both))
+    print(f"{name} less than 1e-5 apart:", far < 1e-5)
 print("same bits on both workers:", report[0].result["state"] == report[1].result["state"])
 
 # %% [markdown]
-# The workers trained the model that one process trains. Only rounding differs, because the
-# gradients are added in another order. The network has no dropout, because each worker would drop
-# units of its own. Worker 0 is called the **chief**: Keras's `ModelCheckpoint` writes only there.
+# The workers trained the same model. Only rounding differs, because the gradients are added in
+# another order. The network has no dropout, because each worker would drop units of its own. Worker
+# 0 is called the **chief**: Keras's `ModelCheckpoint` writes only there.
 #
 # | | |
 # |---|---|
@@ -105,7 +110,7 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 #
 # ## By hand
 #
-# How do the workers find each other? Each reads its environment variable `TF_CONFIG`, which has the
+# To find the others, each worker reads its environment variable `TF_CONFIG`, which has the
 # addresses of all workers and its own index. The launcher writes it:
 
 # %%
@@ -114,12 +119,12 @@ def config(hosts, index):
 
 
 hosts = ["a:20000", "b:20000"]
-for index in range(2):
-    print(config(hosts, index))
+print(config(hosts, 0))
 
 # %% [markdown]
 # If `TF_CONFIG` lists several workers, `fit.strategy` makes TensorFlow's
-# `MultiWorkerMirroredStrategy` and mends `fit` for it.
+# `MultiWorkerMirroredStrategy` and mends `fit`, which takes the values of several devices for one
+# tensor.
 #
 # Why is the sum of the gradients the right one? Take the five rows of the picture, with the values
 # 1 to 5. The loss is the mean of (w·x)², at w = 1. One worker has two rows and the other three, and
@@ -136,44 +141,44 @@ with tf.device(plan.host):
     print("workers", gradient(x[:2], 5), "+", gradient(x[2:], 5))
 
 # %% [markdown]
-# The parts add up to the gradient of the whole batch, although they are not equally large.
+# The parts add up to the gradient of the whole batch.
 #
 # ## The slowest worker decides
 #
 # No worker can leave the all-reduce before all have come. Here are the eight steps of the last
-# pass, on worker 0 and on worker 1, which waits before each:
+# pass:
 
 # %% tags=["varies", "cover"]
 drawings.workers([worker.result["times"][-8:] for worker in report])
 plt.show()
 
 # %% [markdown]
-# Worker 0 begins each step at once and then waits in it until worker 1 comes. So both are as slow
-# as worker 1, which is called a **straggler**. Time a step of each machine alone before you blame
-# the network.
+# Worker 0 begins each step at once and waits in it until worker 1 comes. So both are as slow as
+# worker 1, the **straggler**. Time a step of each machine alone before you blame the network.
 #
 # ## When a second machine pays
 #
-# Two machines compute half of the batch each, and then exchange their gradients, which takes x
-# seconds. So a step of s seconds becomes s/2 + x, which is less than s if **s > 2x**. To find x,
-# count what is sent. The gradients have P bytes, 4 for each weight. In a **ring** of n workers each
-# sends 2(n - 1)/n · P bytes. Over a link of 10 Gbit/s this takes at least:
+# Two machines compute half of the batch each, and exchange their gradients, which takes x
+# seconds. If half of the batch took half of the time, a step of s seconds would become s/2 + x,
+# which is less than s if **s > 2x**. Half of the batch usually takes longer, so s has to be larger.
+# To find x, count what is sent. The gradients have P bytes, 4 for each parameter. In a **ring** of
+# n workers each sends 2(n - 1)/n · P bytes. Over a link of 10 Gbit/s this takes at least:
 
 # %%
-resnet = 25_557_032  # the weights of a ResNet-50
+resnet = 25_557_032  # the parameters of a ResNet-50
 for name, weights in {"our network": ours.count_params(), "ResNet-50": resnet}.items():
     sent = 2 * (2 - 1) / 2 * 4 * weights
     print(f"{name:12} {sent:>13,.0f} bytes, {1000 * sent * 8 / 10e9:6.2f} ms")
 
 # %% [markdown]
-# So a step of ResNet-50 has to take more than 164 ms on one machine. In fact a part of x passes
+# So a step of ResNet-50 has to take more than 164 ms on one machine, unless a part of x passes
 # while the backward pass still runs ([[20]]).
 #
 # ## Break it
 #
-# Suppose that worker 1 gets (1) no TF_CONFIG, (2) a list with a wrong address of worker 0, (3) the
-# index of worker 0. Write down what the workers do in each case. `cluster.check` reads the
-# TF_CONFIG of one or of all workers before any is started:
+# Suppose that worker 1 gets (1) no TF_CONFIG, (2) a list with a wrong address of worker 0, as from
+# another `--hosts`, (3) the index of worker 0. Write down what the workers do.
+# `cluster.check` reads the TF_CONFIG of one or of all workers before any is started:
 
 # %%
 print(*cluster.check(None))
@@ -181,10 +186,10 @@ print(*cluster.check(config(hosts, 0), config(["c:20000", "b:20000"], 1)))
 print(*cluster.check(config(hosts, 0), config(hosts, 0)))
 
 # %% [markdown]
-# We also started the workers in all three cases:
+# We also started such workers:
 #
 # 1. Worker 1 trains a model of its own, without an error.
-# 2. Both wait for up to an hour.
+# 2. Both wait, without the launcher for up to an hour.
 # 3. If both are on one machine, one ends with "Could not start gRPC server", and the other waits.
 #
 # If a worker does not come, the launcher ends the others after ten minutes and names it. [Other
@@ -224,8 +229,8 @@ checks.rows_of(rows_of)
 # %% [markdown]
 # **2.** How long does an all-reduce take over slow links? Write
 # `reduce_seconds(size, workers, megabits, unlimited)` for gradients of `size` bytes, in a ring with
-# links of `megabits` Mbit/s. Only 95.6 % of this rate is left for gradients: 1,448 of a packet's
-# 1,514 bytes. Add `unlimited`, the seconds that the same exchange takes without a limit.
+# links of `megabits` Mbit/s. Only 95.6 % of this rate is left for gradients. Add `unlimited`, the
+# seconds for copying and adding, which pass over a link of any speed.
 
 # %% tags=["exercise"]
 def reduce_seconds(size, workers, megabits, unlimited):
@@ -245,10 +250,10 @@ checks.reduce_seconds(reduce_seconds)
 # %% [markdown]
 # ## What we saw
 #
-# - On two workers `fit` had the losses of one process and weights less than 1e-5 from its weights,
-#   and both workers held the same bits.
+# - On two workers `fit` had losses and weights less than 1e-5 from those of one process, and both
+#   workers held the same bits.
 # - Two parts of a batch had gradients of 2.0 and 20.0, and the whole batch had 22.0.
-# - Each worker sends 101,800 bytes of gradients in a step, and a slow worker makes the other wait.
+# - By count, each worker sends 101,800 bytes of gradients in a step.
 #
 # ## In practice
 #

@@ -4,8 +4,9 @@
 # Your training has run on two machines for nine hours when a process on one of them is killed. The
 # other stops as well, with an error about its network, and the nine hours are lost.
 #
-# **In this lesson** a training whose worker is killed goes on by itself and ends with the same bits
-# as if nothing had happened. You also see which worker failed first, and where one hangs.
+# **In this lesson** a training whose worker is killed goes on by itself and ends, here on CPU
+# cores, with the same bits as if nothing had happened. You also see which worker failed first, and
+# where one hangs.
 #
 # ![Two workers over time. After a backup and two more steps worker 1 is killed, and worker 0 waits
 # and ends. Attempt 1 does these two steps again, and goes on.](pictures/22_restart.svg)
@@ -18,7 +19,7 @@
 #
 # ```python
 # save = keras.callbacks.BackupAndRestore("/shared/backup", double_checkpoint=True)
-# model.fit(images, labels, callbacks=[save])  # a model built under fit.strategy
+# model.fit(images, labels, callbacks=[save])  # a model made as in lesson 21
 # ```
 #
 # ```shell
@@ -35,14 +36,13 @@ plan
 
 # %%
 import json
-import re
 import tempfile
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from mgpu_helpers import charts, cluster, jobs
+from mgpu_helpers import cluster
 from mgpu_helpers.lessons import workers
 from mgpu_helpers.lessons.checks import lesson_22 as checks
 
@@ -63,31 +63,26 @@ with workers.on_cores():
 print("attempts:", len(report.attempts), "- at the end:", *[worker.status for worker in report])
 
 # %% tags=["varies", "cover"]
-everyone = [worker for attempt in report.attempts for worker in attempt.workers]
-ax = charts.jobs(jobs.Report(everyone, report.seconds))
-ax.set_title("Which worker ran when", loc="left")
+workers.timeline(report)
 plt.show()
 
 # %% [markdown]
-# Attempt 0 is hatched, because it ended badly: worker 1 was killed, and worker 0 ended because
-# worker 1 was gone. Then both started again. The script prints the number of each step before doing
-# it, so the logs tell where each attempt began and ended:
+# Attempt 0 is hatched: worker 1 failed, because it was killed, and so worker 0 failed or was
+# stopped. The script prints the number of each step before doing it:
 
 # %%
 for attempt in report.attempts:
-    log = attempt.workers[1].log.read_text()
-    steps = re.findall(r"step (\d+)", log)
+    steps = workers.steps(attempt.workers[1].log)
     print(f"attempt {attempt.number} came to the steps {steps[0]} to {steps[-1]}")
 
 # %% [markdown]
-# Attempt 0 ended at step 10, before that step was done. Attempt 1 began after the saved pass, with
-# step 8.
+# Attempt 0 ended before step 10 was done, and attempt 1 began after the saved pass.
 #
 # ## Proof
 #
-# Is it the model of a training without failure? At the end, each worker returned a **digest** of
-# all bits of its weights and its optimizer. Because of `--anew`, both workers then trained once
-# more from the first step, without a break, and returned a digest of that, too:
+# At the end, each worker returned a **digest** of all bits of its weights and its optimizer.
+# Because of `--anew`, both workers then trained once more from the first step, without a break, and
+# returned a digest of that, too:
 
 # %%
 after_restart = {worker.result["state"] for worker in report}
@@ -97,32 +92,33 @@ print("same bits of both trainings, on both workers:", len(after_restart | witho
 # %% [markdown]
 # The bits are the same, although the training draws random numbers for dropout.
 #
-# Four things to know about the backup:
+# About the backup:
 #
 # - All machines have to see its folder. If each has a folder of its own, the workers begin at
 #   different passes, and `fit` stops them with a ValueError.
 # - A machine may fail while it writes, so `double_checkpoint` also keeps the previous backup.
 # - When `fit` ends well, the backup is deleted. If you change the script, take a new folder.
-# - Leave out `save_freq`. With it, a restart repeats steps that the saved weights already contain.
+# - Leave out `save_freq`. It saves within a pass, but after a crash Keras begins the pass anew with
+#   these weights, so their steps count twice.
 #
 # If a whole machine is lost, the other workers start again and wait ten minutes for it. Run its
 # command again in that time.
 #
 # | | |
 # |---|---|
-# | **Use it when** | a training runs for longer than you watch it, also on one machine |
+# | **Use it when** | a training runs for longer than you watch it, also with `--workers 1` |
 # | **It costs** | a file for each pass; for each failure a start and the steps since that file |
 # | **Instead** | begin again, if a training takes minutes |
 #
 # ## Find the worker that failed first
 #
-# The launcher names it, and says how it ended. SIGKILL is the signal that ends a process at once:
+# The launcher names it. SIGKILL is the signal that ends a process at once:
 
 # %%
-print(re.sub(r", after [\d.]+ s", "", report.attempts[0].why))  # the time is left out
+print(workers.untimed(report.attempts[0].why))
 
 # %% [markdown]
-# Nothing was wrong with worker 0. What does its log say?
+# Nothing was wrong with worker 0. Its log says:
 
 # %% tags=["nbval-ignore-output"]
 print(*workers.errors(report.attempts[0].workers[0].log), sep="\n")
@@ -134,10 +130,9 @@ print(*workers.errors(report.attempts[0].workers[0].log), sep="\n")
 # ## Find the worker that hangs
 #
 # If a worker hangs, no error comes, and the others wait for it in the all-reduce. The launcher
-# notices when nothing goes on for ten minutes: no worker does a step, prints a line, compiles,
-# reads or saves. Then it shows where each worker is, ends all, and starts them again if
-# `--restarts` allows it. This script hangs, and with `stalled=3` the launcher waits only three
-# seconds:
+# notices when for ten minutes no worker does a step, prints a line, compiles, reads or saves. Then
+# it shows where each worker is, and ends all, or starts them again. Here, with `stalled=3`, it
+# waits three seconds:
 
 # %%
 hangs = folder / "hangs.py"
@@ -158,7 +153,8 @@ print(stuck.attempts[0].doing.replace(f"{folder}/", ""))
 
 # %% [markdown]
 # Worker 1 is still computing, and worker 0 waits for it in the all-reduce. So look at the worker
-# that is not in the all-reduce. In a real training this wait is a line in `fit`.
+# that is not in the all-reduce. In a real training a step is one line of `fit`, so this finds a
+# worker that hangs outside, as in a callback, not one that hangs inside.
 #
 # ## By hand
 #
@@ -200,14 +196,15 @@ for name in start():
 
 # %% [markdown]
 # You need all four. Each time the training ends with another weight, and no error says so. In
-# `fit`, *step* is the number of passes done, *v* the optimizer's slots and its count of steps, and
-# *random* the state of dropout. Keras's callback alone does not save the last, and `fit.strategy`
-# adds it.
+# `fit`, *step* is the number of passes done, *v* what the optimizer keeps, and *random* the state
+# of dropout. Keras's callback alone does not save the last, and `fit.strategy` adds it. It also
+# repeats the order of the rows, if you set a seed.
 #
 # ## If Slurm or Kubernetes ends the job
 #
 # Both send SIGTERM first, a signal that asks a process to end. Then all workers save after the same
-# step, and the next start goes on from there ([how](../docs/slurm.md)).
+# step, also within a pass, as this save keeps the number of the step. The next start goes on from
+# there ([how](../docs/slurm.md)).
 #
 # ## On GPUs
 #
@@ -222,7 +219,8 @@ for name in start():
 # **1.** Write `computed(total, every, failures)`: how many steps all attempts compute together,
 # until `total` steps are done. Steps count from 0, and there is a backup after every `every` of
 # them. Attempt i fails just before step `failures[i]`, and one more attempt reaches the end. The
-# same step may occur twice. `computed(20, 5, [7])` is 22, because steps 5 and 6 are computed twice.
+# same step may occur twice in `failures`. `computed(20, 5, [7])` is 22, because steps 5 and 6 are
+# computed twice.
 
 # %% tags=["exercise"]
 def computed(total, every, failures):
@@ -246,9 +244,8 @@ checks.computed(computed)
 # **2.** Write `first(ends)`, which returns the number of the worker to look at. `ends` has for each
 # worker a tuple of three: the time in seconds at which it ended, its exit status (below 0 if a
 # signal ended it), and the number of the worker that its log names as lost, or `None`. Begin with
-# the worker that failed first. If its log names a lost worker, that one is to blame, even if it
-# ended well or later. But it may have lost another itself, and so on. The names never lead in a
-# circle.
+# the first to fail, with a status other than 0. If its log names a lost worker, take that one,
+# whatever its time and status, and go on in the same way. The names never lead in a circle.
 
 # %% tags=["exercise"]
 def first(ends):

@@ -14,15 +14,15 @@
 # gradients.](pictures/23_two_kinds.svg)
 #
 # One option, `colocate_gradients_with_ops`, makes the devices of the first kind share the backward
-# pass. Without it each device sends 47.4 MB in a step, and with it 0.1 MB. Both kinds move every
-# weight as these lines do, to a part in 10,000:
+# pass. Without it each device sends 47.4 MB in a step, and with it 0.1 MB. Both kinds change each
+# weight as these two lines do, but for a part in 10,000:
 #
 # ```python
 # fit.use(model, plan)
 # model.fit(x, y)
 # ```
 #
-# **You need** [[00]], which explains a trace, and [[07]].
+# **You need** [[00]], which explains a trace, [[04]] and [[07]].
 
 # %%
 from mgpu_helpers import devices
@@ -53,16 +53,16 @@ layers = keras.layers
 # ```
 #
 # Now it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow, and
-# `tf1` is `tensorflow.compat.v1`. For some calls ([all of them](../docs/sources.md#calls)) the
-# table says which of the two still has the call, and what replaces it. `gone` means that neither
-# has it, and `own` that it is from a library of the program's author:
+# `tf1` is `tensorflow.compat.v1`. The table says where some of the calls still are ([all of
+# them](../docs/sources.md#calls)) and what replaces them: `tf` is in both modules, `tf1` only in
+# `tf1`, and `gone` in neither:
 
 # %%
 print(lesson_23.today())
 
 # %% [markdown]
-# A call that is gone stops the program. Worse is a call that runs and means something else. The
-# second argument of `dropout` is the share of units to keep in `tf1`, and to drop in `tf`:
+# When you move calls to today's `tf`, a call may still run and mean something else. The second
+# argument of `dropout` is the share of units to keep in `tf1`, and to drop in `tf`:
 
 # %%
 ones = tf.ones([100_000])
@@ -119,10 +119,10 @@ def row_losses(x, y):
 # one scope, and `reuse` gives the second device the variables that the first has made there:
 
 # %%
-scopes = ["shared"] * len(plan)
+shared = ["shared"] * len(plan)
 
 
-def on_each(function, *batches):
+def on_each(function, *batches, scopes=shared):
     shards = zip(*[tf1.split(batch, len(plan)) for batch in batches])
     outputs = []
     for device, scope, shard in zip(plan.devices, scopes, shards):
@@ -131,8 +131,8 @@ def on_each(function, *batches):
     return outputs
 
 
-def joined(x, y, colocate=True):
-    loss = tf1.reduce_mean(tf1.concat(on_each(row_losses, x, y), axis=0))
+def joined(x, y, colocate=True, scopes=shared):
+    loss = tf1.reduce_mean(tf1.concat(on_each(row_losses, x, y, scopes=scopes), axis=0))
     sgd = tf1.train.GradientDescentOptimizer(0.3)
     return loss, sgd.minimize(loss, colocate_gradients_with_ops=colocate)
 
@@ -181,8 +181,7 @@ with tf.device(plan.devices[0]):
     model.compile(keras.optimizers.SGD(0.3), entropy)
 model.set_weights(start)
 fit.use(model, plan)
-for _ in range(2):
-    model.train_on_batch(x, y)
+history = model.fit(x, y, batch_size=840, epochs=2, verbose=0)
 
 # %% [markdown]
 # For each weight, `apart` divides the largest difference by the largest change in the two steps, as
@@ -216,9 +215,12 @@ for colocate in (False, True):
 
 # %% [markdown]
 # Without the option the host computes the whole backward pass, because `minimize` is called in its
-# block. In an old program it is usually called in the block of the first GPU. So the devices
-# share only the forward pass, and send all activations that the backward pass needs. With the
-# option each device goes backward through its own shard, and sends only losses and gradients.
+# block. So the devices share only the forward pass, and send all activations that the backward pass
+# needs. With the option each device goes backward through its own shard, and sends only losses and
+# gradients. The host sends the batch and the weights.
+#
+# Both programs that we cite call `minimize` in no block and set the option. Without the option
+# TensorFlow would take the first GPU.
 #
 # ## The second kind: towers
 #
@@ -246,8 +248,7 @@ for _ in range(2):
 compare(session)
 
 # %% [markdown]
-# Do both devices work at the same time? Here is a step of the towers in a session, and then one of
-# `fit`, each the fastest of ten:
+# Here is a step of the towers in a session, and then one of `fit`, each the fastest of ten:
 
 # %% tags=["varies", "cover"]
 in_session = lesson_23.fastest(lambda: trace.session_step(session, fetches, feed)[1])
@@ -257,7 +258,8 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# In both steps the two devices go forward and backward through their shards at the same time.
+# In both steps the two devices go forward and backward through their shards at the same time. The
+# pale bars before the long backward bar go back through the pooling and a ReLU.
 #
 # ## Break it
 #
@@ -265,15 +267,15 @@ plt.show()
 # Write down what will tell you of the mistake: an error, the loss or the weights?
 
 # %%
-scopes = [f"tower_{i}" for i in range(len(plan))]
-session, fetches = begin(joined)
+session, fetches = begin(joined, scopes=[f"tower_{i}" for i in range(len(plan))])
 print("losses:", *[f"{session.run(fetches, feed)[0]:.2f}" for _ in range(2)])
 compare(session)
 print("variables:", len(weights_of(session)))
 
 # %% [markdown]
 # There is no error, and the loss falls. But there are 12 variables instead of 6: each device trains
-# a model of its own, on its own shard only. So count the variables of a program that you inherit.
+# a model of its own, on its own shard only. A lower loss proves nothing. So count the variables of
+# a program that you inherit.
 #
 # | | graph code in `tf1` |
 # |---|---|
@@ -291,8 +293,9 @@ print("variables:", len(weights_of(session)))
 #
 # **1.** An old program may share only some of its weights. You have the names of its variables, as
 # `[v.name for v in graph.get_collection("trainable_variables")]` gives them: `tower_1/conv/k:0` is
-# the weight `conv/k` in the outer scope `tower_1`. Write `unshared(names)`, which returns a sorted
-# list of the weights in more than one outer scope: of `["a/k:0", "b/k:0", "a/b:0"]` it is `["k"]`.
+# the weight `conv/k` in the outer scope `tower_1`. Every name has an outer scope. Write
+# `unshared(names)`, which returns a sorted list of the weights in more than one outer scope: of
+# `["a/k:0", "b/k:0", "a/b:0"]` it is `["k"]`.
 
 # %% tags=["exercise"]
 def unshared(names):
@@ -334,7 +337,7 @@ checks.hidden(hidden)
 # %% [markdown]
 # ## What we saw
 #
-# - Both kinds of program moved every weight as `fit.use` does, to 1e-4.
+# - Both kinds of program changed each weight as `fit.use` does, to 1e-4.
 # - Without `colocate_gradients_with_ops` the devices computed 0 convolutions of the backward pass.
 # - A scope for each device made 12 variables, and no error said so.
 #

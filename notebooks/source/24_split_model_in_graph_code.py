@@ -10,15 +10,16 @@
 #
 # ![Four boxes for each way: convolutions forward, dense layers forward, dense layers backward,
 # convolutions backward. In the article's way the second device computes all of them and gets the
-# weights, 0.06 MB. In a cut that is not colocated it computes all but the first, and gets all
-# activations, 22 MB. In a colocated cut it computes the two of the dense layers, and gets the
-# activations at the cut, 0.5 MB.](pictures/24_three_ways.svg)
+# kernels, 0.06 MB. In a cut that is not colocated it computes all but the first, and gets
+# activations and kernels, 22 MB. In a colocated cut it computes the two of the dense layers, and
+# gets the activations at the cut, 0.5 MB. As many bytes of gradients come back, and 0.06 MB without
+# colocation.](pictures/24_three_ways.svg)
 #
-# All three ways train the same weights, so only a trace tells them apart. Today one line replaces
-# them, and trains the same weights to 1e-12:
+# All three ways train the same weights, so only the places of their operations tell them apart.
+# Today one line replaces them, and trains the same weights to 1e-12:
 #
 # ```python
-# model = fit.use(model, plan, stages=2)
+# fit.use(model, plan, stages=2)
 # ```
 #
 # **You need** [[12]] and [[23]].
@@ -86,10 +87,9 @@ def mean_loss(y, scores):
 # device in whose block it is called. These may be two different devices: `split` always makes the
 # kernels of the convolutions on the first device, and computes the convolutions on `conv_on`.
 #
-# The backward pass has no block of its own. `minimize` makes its operations, and is called in the
-# second device's block, as in the article. So the second device computes the whole backward pass,
-# unless `colocate` is true. Then each operation of the backward pass is **colocated** with its
-# forward operation: both are on the same device.
+# `minimize` is called in the second device's block, as in the article. So this device computes the
+# whole backward pass, unless `colocate` is true. Then each operation of the backward pass is
+# **colocated** with its forward operation, on the same device ([[23]]).
 
 # %%
 def split(conv_on, colocate):
@@ -157,16 +157,18 @@ for name, way in ways.items():
 
 # %% [markdown]
 # The losses are the same, so nobody notices a difference. Here is a trace of each way, the fastest
-# of ten steps. When a device ran two operations at once, their bars have half the height:
+# of ten steps. When a device ran two operations at once, each on a core, their bars have half the
+# height:
 
 # %% tags=["varies", "cover"]
 drawings.steps(steps, line="", devices=pair, dense=True)
 plt.show()
 
 # %% [markdown]
-# In the article's way the first device computes no layer. In a cut without colocation it only goes
-# forward. With colocation it goes forward and backward through the convolutions, which are most of
-# the work, and the second device computes the dense layers.
+# In the article's way the first device computes no layer: its thin line is the update of a kernel.
+# In a cut without colocation it only goes forward. With colocation it goes forward and backward
+# through the convolutions, which are most of the work, and the second device computes the dense
+# layers.
 #
 # ## Break it
 #
@@ -181,13 +183,14 @@ for name, step in steps.items():
 
 # %% [markdown]
 # Without colocation, the backward pass of the convolutions is on the second device. It needs the
-# activations of all layers, so all of them cross. With colocation only the activations at the cut
-# cross, and their gradient comes back. In the article's way the first device only keeps the
+# activations of all layers: 12,544 + 3,136 + 3,136 + 784 + 1,568 + 512, times 8 bytes and 128
+# images, are 22,200,320 bytes. Two kernels are the rest. With colocation only the activations at
+# the cut cross, and their gradient comes back. In the article's way the first device only keeps the
 # kernels: they cross, and their gradients come back.
 #
-# On CPU cores the three steps take about as long, because the cores share one memory and nothing is
-# copied. Between GPUs a tensor is copied: on two TitanX the tensorlight notebook measured 23.33 ms
-# a step without `colocate_gradients_with_ops`, and 20.18 ms with it.
+# On CPU cores the bytes cost little time, because the cores share one memory and nothing is copied.
+# Between GPUs a tensor is copied: on two TitanX the tensorlight notebook measured 23.33 ms a step
+# without `colocate_gradients_with_ops`, and 20.18 ms with it.
 #
 # Even with colocation one device waits while the other works. With `pieces`, `fit.use` lets both
 # work at once ([[13]]).
@@ -219,7 +222,7 @@ def build():
 for name, weights in trained.items():
     with tf.device(plan.host):
         model = build()
-    model = fit.use(model, pair, stages=2)
+    fit.use(model, pair, stages=2)
     model.fit(images, labels, batch_size=128, epochs=3, verbose=0)
     print(f"{name}: weights of fit.use to 1e-12:", apart(weights, model.get_weights()) < 1e-12)
 
@@ -235,9 +238,6 @@ for name, weights in trained.items():
 # When a program names a GPU that your machine lacks, soft placement takes another device and says
 # nothing ([[04]]). On a machine with two GPUs, a program that names `/gpu:2` and `/gpu:3` can run
 # on one of them for years. So take the names from `plan.devices`, and look at a trace.
-#
-# On a GPU `fit` compiles with XLA, and a session does not. So their times differ for this reason,
-# too.
 #
 # ## On your own
 #

@@ -20,6 +20,16 @@ def slowest(parameters, step, servers, efficiency):
 def batches(parameters, step, bandwidth, gain):
     return int(np.ceil(gain * 4 * parameters / bandwidth / (2 - gain) / step))
 """,
+        """
+import math
+def batches(parameters, step, bandwidth, gain):
+    return math.ceil(4 * parameters / bandwidth / (2 * step / gain - step))
+""",
+        """
+def batches(parameters, step, bandwidth, gain):
+    exchange = 4 * parameters / bandwidth
+    return int(np.ceil(exchange / (step * (2 / gain - 1))))
+""",
         "batches = lambda p, step, bandwidth, gain: next("
         "n for n in range(1, 99) if 2 / (1 + 4 * p / bandwidth / (n * step)) >= gain)",
     ],
@@ -29,7 +39,7 @@ WRONG = {
     1: [
         ("2 * (servers - 1) / servers * ", "", "in a ring each server sends"),
         ("2 * (servers - 1) / servers", "2 * (servers - 1)", "divide by the number of servers"),
-        ("step / efficiency - step", "step", "take step away from it"),
+        ("step / efficiency - step", "step", "subtract step"),
         (" * 4 *", " * 32 *", "want 4e+09 bytes a second, not 3.2e+10: the exchange"),
         ("step / efficiency - step", "step * (1 - efficiency)", "divide step by efficiency"),
     ],

@@ -366,17 +366,24 @@ def ranges(
 def workers(times: Sequence[Sequence[Sequence[float]]], ax: Any = None) -> Any:
     """Draw when each worker was in its steps, and when it did something else before them.
 
-    Of each worker, times has its steps: when it got there, when it began, and when it ended.
+    Of each worker, times has its steps: when it got there, when it began, and when it ended. A step
+    is pale until all workers have begun it.
     """
     ax = axes(ax, size=(8, 1.6), source="two workers on one machine, a core each")
     first = min(steps[0][0] for steps in times)
+    last = [max(began for _, began, _ in step) for step in zip(*times, strict=True)]
     for index, steps in enumerate(times):
-        lane = index - 0.35, 0.7
-        ax.broken_barh([(got - first, began - got) for got, began, _ in steps], lane, color=HOST)
-        ax.broken_barh([(began - first, end - began) for _, began, end in steps], lane,
-                       facecolor=PALETTE[index], edgecolor="white", linewidth=0.6)  # fmt: skip
+        lane, shade = (index - 0.35, 0.7), PALETTE[index]
+        cut = [(*step, joined) for step, joined in zip(steps, last, strict=True)]
+        before = [(got - first, began - got) for got, began, _, _ in cut]
+        alone = [(began - first, joined - began) for _, began, _, joined in cut]
+        together = [(joined - first, end - joined) for _, _, end, joined in cut]
+        ax.broken_barh(before, lane, color=HOST, linewidth=0)
+        ax.broken_barh(alone, lane, color=shade, alpha=0.4, linewidth=0)
+        ax.broken_barh(together, lane, color=shade, linewidth=0)
     rows(ax, [f"worker {index}" for index in range(len(times))])
-    return label(ax, "In colour: in a step. Grey: worker 1 waits 0.05 s", "time, s")
+    title = "Grey: worker 1 pauses 0.05 s. Pale: worker 0 is in a step alone. Full: both are"
+    return label(ax, title, "time, s")
 
 
 def panel(draw: Callable[..., Any], **choices: Sequence[Any]) -> None:

@@ -20,7 +20,6 @@ CALLS = {
     "tf.get_variable": "a layer's weights",
     "tf.variable_scope": "one model, which each device calls",
     "tf.gradients": "fit, or a tape",
-    "tt.training.average_gradients": "fit.use(model, plan)",
     "tf.train.AdamOptimizer": "keras.optimizers.Adam(epsilon=1e-8)",
     "tf.train.ExponentialMovingAverage": "use_ema=True, with a constant decay",
     "tf.initialize_all_variables": "nothing: Keras does it",
@@ -65,11 +64,9 @@ def today() -> str:
 
 
 def _where(name: str) -> str:
-    """Say which module still has a name: "tf", "tf1", none ("gone"), or its author's own one."""
+    """Say which module still has a name: "tf", "tf1", or none ("gone")."""
     import tensorflow as tf
 
-    if name.startswith("tt."):  # tensorlight
-        return "own"
     if name.startswith("tensorflow."):
         return "tf" if find_spec("tensorflow.examples") else "gone"
     for short, module in (("tf", tf), ("tf1", tf.compat.v1)):

@@ -5,8 +5,10 @@ Memory is in MiB, as the notebook prints it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
+from mgpu_helpers.scaling.links import ETHERNET_100G
 from mgpu_helpers.scaling.model import Measurement, Setting, Workload
 
 
@@ -102,6 +104,10 @@ SERVERS = tuple(
 )  # fmt: skip
 # 3584 cores x 2 FLOP x 1.48 GHz, its boost clock in a DGX-1.
 P100_FLOPS = 3584 * 2 * 1.48e9
+# The lowest rate that users of NCCL measured on it.
+ETHERNET_100G_AT_4 = dataclasses.replace(
+    ETHERNET_100G, name="100 Gbit at 4 GB/s", bandwidth=ETHERNET_100G.low
+)
 
 
 def on_servers() -> Iterator[tuple[str, Workload, int, float, float]]:

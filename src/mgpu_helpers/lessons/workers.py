@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +28,34 @@ def run_alone(path: str | os.PathLike[str], folder: Path, device: str) -> dict[s
 def on_cores() -> contextlib.AbstractContextManager[Any]:
     """Let the workers that start in the block train on cores, each operation in one thread."""
     return mock.patch.dict(os.environ, MGPU_MODE="cores", TF_NUM_INTRAOP_THREADS="1")
+
+
+def steps(log: Path) -> list[int]:
+    """List the numbers of the steps that train_workers.py printed to a log."""
+    return [int(number) for number in re.findall(r"step (\d+)", log.read_text(encoding="utf-8"))]
+
+
+def untimed(why: str) -> str:
+    """Leave the time out of why an attempt ended.
+
+    >>> untimed("Worker 1 failed first, after 4.6 s: SIGKILL ended it.")
+    'Worker 1 failed first: SIGKILL ended it.'
+    """
+    return re.sub(r", after [\d.]+ s", "", why)
+
+
+def timeline(report: Any) -> Any:
+    """Draw which worker ran when, in all attempts."""
+    from mgpu_helpers import charts, jobs
+
+    everyone = (
+        replace(worker, name=f"{worker.name}, attempt {attempt.number}")
+        for attempt in report.attempts
+        for worker in attempt.workers
+    )
+    ax = charts.jobs(jobs.Report(tuple(everyone), report.seconds))
+    ax.set_title("Which worker ran when", loc="left")
+    return ax
 
 
 def errors(log: Path, most: int = 2) -> list[str]:

@@ -37,7 +37,7 @@ slowest = same_as(
             lambda parameters, step, servers, efficiency: (
                 2 * (servers - 1) * 4 * parameters / (step / efficiency - step)
             ),
-        "a step with its exchange takes step / efficiency: take step away from it":
+        "a step with its exchange takes step / efficiency: subtract step":
             lambda parameters, step, servers, efficiency: (
                 2 * (servers - 1) / servers * 4 * parameters / step
             ),
@@ -62,7 +62,7 @@ def _links() -> list[tuple[float, ...]]:
         (138_000_000, 0.474, 1.19e9, 1.7), (138_000_000, 0.474, 1.19e9, 1.5),
         (25_600_000, 0.295, 1.19e9, 1.7), (138_000_000, 0.474, 7.5e9, 1.7), drawn,
         (70_000_000, 0.3, 1.25e9, 1.5),  # 2.24 batches
-        (100_000_000, 0.5, 4e8, 1.5),  # 6 batches, to the bit
+        (300_000_000, 0.5, 4e8, 1.0),  # 6 batches, to the bit: 2 / 1.5 would be rounded
     ]  # fmt: skip
 
 

@@ -66,7 +66,7 @@ reduce_seconds = same_as(
     _links,
     told=lambda right, got, size, workers, megabits, unlimited: (
         f"{size / 1e6:.0f} MB, {workers} workers, {megabits:.0f} Mbit/s and {unlimited:.3g} s "
-        f"without a limit take {right:.4g} s, not {got:.4g}"
+        f"for copying and adding take {right:.4g} s, not {got:.4g}"
     ),
     way="return a number of seconds",
     wrong={
@@ -80,7 +80,7 @@ reduce_seconds = same_as(
             lambda size, n, rate, free: round(_ring(size, n, rate, free), 3),
         "Mbit/s are a million bits in a second":
             lambda size, n, rate, free: _ring(size, n, rate / 1e6, free),
-        "the unlimited time is as it was measured":
+        "the time for copying and adding is given: leave it as it is":
             lambda size, n, rate, free: _ring(size, n, rate, free / 0.956),
         "a byte has 8 bits": lambda size, n, rate, free: _ring(size / 8, n, rate, free),
         "a megabit is an eighth of a megabyte":
@@ -93,7 +93,7 @@ reduce_seconds = same_as(
         ),
         "less gets through than the rate, so it takes longer":
             lambda size, n, rate, free: _ring(size, n, rate / 0.956**2, free),
-        "the time without a limit comes on top": lambda size, n, rate, free: (
+        "the time for copying and adding comes on top": lambda size, n, rate, free: (
             _ring(size, n, rate, 0.0)
         ),
     },
