@@ -201,7 +201,7 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
     plt.show()
 
 # %% [markdown]
-# With one tape, the host needs the outputs of all layers, 4.24 MB of each shard, and the weights,
+# With one tape, the host needs the outputs of all layers, 4.24 MB of each shard, and the kernels,
 # 2.67 MB for each shard. The arrow of 6.91 MB is both. With a tape on each device, only the results
 # cross to the host.
 #
@@ -218,7 +218,7 @@ timing.compare(
 
 # %% [markdown]
 # You see the gain only if both cores are free. The brackets give a range: over many more pairs, the
-# ratio would lie in it in at least nine of ten cases.
+# ratio would lie in it in at least nine of ten cases. With few pairs it can pass 2 by chance.
 #
 # | | `towers.make_parallel` |
 # |---|---|
@@ -233,10 +233,10 @@ timing.compare(
 #
 # ## On GPUs
 #
-# > Is it worth the copies? Photos and results cross with one GPU, too. Sharing adds the weights for
-# > every further GPU: for a ResNet-50 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256
-# > photos takes about 4 TFLOP, so 270 ms on a GPU of 15 TFLOP/s. A second GPU saves half of these
-# > 270 ms, much more than the copy takes.
+# > Photos and results cross with one GPU, too. Sharing adds the weights for every further GPU: for a
+# > ResNet-50 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256 photos takes about 4
+# > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. A second GPU saves half of that, much more than the
+# > copy takes.
 #
 # ## On your own
 #

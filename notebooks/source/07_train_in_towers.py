@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Train in towers
 #
-# Each device computes gradients for its share of the batch. If your own training step adds these up
-# instead of averaging them, the training changes, and no error says so.
+# You train on several devices, and each computes gradients for its share of the batch. If your own
+# training step adds these up instead of averaging them, the training changes, and no error says so.
 #
 # **In this lesson** you build a step for several devices by hand, prove that it trains as one
 # device does, and count what it sends.
@@ -138,9 +138,9 @@ def make_step(model, places, together=mean):
 # ## The proof
 #
 # Plain SGD moves a weight by its gradient times the learning rate. So if a step moves every weight
-# as one device does, all of its gradients are right. For each kernel and bias, `difference` takes
-# the largest difference between two models after a step, as a share of the most that the step moved
-# a number of it from `start`:
+# as one device does, all of its gradients are right. `difference` compares two models after a step.
+# For each kernel and bias it takes the largest difference, as a share of the largest change since
+# `start`, the weights before the step:
 
 # %%
 def difference(ours, theirs):
@@ -225,10 +225,10 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
-# In the first three rounds, each device adds what it receives, in a frame, to its own piece, and
-# sends this sum on in the next round. Then each has one finished sum, 1111. In the last three, the
-# finished sums go around. Divided by 4, they are the mean. The two halves are the reduce-scatter
-# and the all-gather of [[11]].
+# In the first three rounds, each device adds what it receives to its own piece, which is framed,
+# and sends this sum on in the next round. Then each has one finished sum, 1111. In the last three,
+# the finished sums go around. Divided by 4, they are the mean. The two halves are the
+# reduce-scatter and the all-gather of [[11]].
 #
 # The table shows what the busiest device sends, as a multiple of all gradients:
 #

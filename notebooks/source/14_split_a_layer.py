@@ -215,8 +215,8 @@ for own in (left, right):
 #
 # ## On GPUs
 #
-# A split saves time if moving the data takes less than the computing that it saves. We count both
-# for each example. With m numbers in the pair's input and result together, and h columns in A:
+# A split saves time if moving the data takes less than the computing that it saves. On two
+# devices, for each example, with m numbers in the pair's input and result, and h columns in A:
 #
 # - The pair has h m weights. Each multiplies and adds once forward and twice for gradients, so half
 #   of 6 h m operations move to the second device.
@@ -224,7 +224,7 @@ for own in (left, right):
 #
 # So the split pays if **h > 8/3 · operations a second / bytes a second**. At 10 TFLOP/s, and 12
 # GB/s over PCIe, h has to be over 2,222, so VGG16 gains with its 4096. All transfers pass the first
-# GPU, so take two to four GPUs.
+# GPU, so with more GPUs h has to be larger: take two to four.
 #
 # ## On your own
 #
