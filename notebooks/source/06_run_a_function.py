@@ -233,8 +233,8 @@ timing.compare(
 #
 # ## On GPUs
 #
-# > Photos and results cross with one GPU, too. Sharing adds the weights for every further GPU: for a
-# > ResNet-50 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256 photos takes about 4
+# > Photos and results cross with one GPU, too. Sharing adds the weights for every further GPU: for
+# > a ResNet-50 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256 photos takes about 4
 # > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. A second GPU saves half of that, much more than the
 # > copy takes.
 #
