@@ -12,10 +12,9 @@
 # layer, or fit.use, places all three.](pictures/04_what_a_block_places.svg)
 #
 # Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
-# box is work that ran in one place, which TensorFlow chose. Most people put the blocks only around
-# the code that *builds* the layers, as in the first row. Then the second device runs none of the
-# matrix products of its layer. In the last row everything is in its place. In our small network
-# 8,192 bytes then cross in each direction.
+# box is work that ran in one place, which TensorFlow chose. Often the blocks are only around the
+# code that *builds* the layers, as in the first row. Then the second device runs none of the matrix
+# products of its layer. In the last row everything is in its place.
 #
 # ## The lines to paste
 #
@@ -54,11 +53,11 @@ ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one dev
 # %% [markdown]
 # ## Try it
 #
-# Our network for handwritten digits has two layers. `train_once` trains it for one step and returns
-# the loss. Before that it traces a step, which means that TensorFlow records what each device does.
-# From this trace, `halves.places` tells where the weights of each layer are, and where its matrix
-# products ran. `jit_compile=False` keeps Keras from compiling the step with XLA, which accepts no
-# variable that is on another device:
+# Our network for handwritten digits has two layers. `train_once` first *traces* a step: TensorFlow
+# records what each device does, and the model stays as it was. From the trace, `halves.places`
+# tells where each layer's weights are and where its matrix products ran. Then `train_once` trains
+# for one step and returns the loss. `jit_compile=False` keeps Keras from compiling the step with
+# XLA, a compiler that accepts no variable on another device:
 
 # %%
 images, labels = digits.load(64)
@@ -132,11 +131,10 @@ _ = train_once(Called(parts), parts)
 # the backward pass. But Keras calls `gradient` after `call` has returned, and so outside every
 # block.
 #
-# The way that works gives each layer a tape of its own, and calls the `gradient` of this tape in
-# the layer's block. The backward pass begins with the second tape. Besides the gradients of its
-# layer's weights, it returns the gradient of `middle`, the output of the first layer, from which
-# the first tape goes on. The second tape has to watch `middle`, because by itself a tape follows
-# only variables:
+# In the way that works, each layer has a tape of its own, whose `gradient` is called in the layer's
+# block. The second tape goes first. It returns the gradients of the second layer's weights, and
+# that of `middle`, the output of the first layer, from which the first tape goes on. By itself a
+# tape follows only variables, so the second one has to watch `middle`:
 
 # %%
 first, second = parts
@@ -170,9 +168,9 @@ plt.show()
 show_crossing(step)
 
 # %% [markdown]
-# The host sends the images `x` and the labels `y`. The first device sends `middle` to the second,
-# which is 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of `middle` has the same size
-# and comes back.
+# The host sends the images `x`, 201 kB, and the labels `y`. The first device sends `middle` to the
+# second, which is 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of `middle` has the same
+# size and comes back.
 #
 # ## Proof
 #
@@ -324,8 +322,7 @@ checks.add_entries(add_entries)
 # - Blocks around the building placed the weights, and blocks around the calls the forward pass.
 #   `fit.use`, and by hand a tape for each layer, placed the backward pass, too.
 # - The gradients by hand were less than 1e-5 from those of one device.
-# - A block of `/GPU:9` gave a right product on another device, and only a check or switching soft
-#   placement off showed it.
+# - A product in a block of `/GPU:9` was right, but made on another device.
 #
 # ## In practice
 #

@@ -32,7 +32,9 @@
 # ```
 #
 # Paste one of the two before the first tensor or model. After that TensorFlow [refuses a
-# setting](../docs/errors.md#modified).
+# setting](../docs/errors.md#modified). With `devices.setup` paste neither: it sets growth if each
+# device is a GPU, and limits if several devices share one. For a program that you cannot edit, put
+# `TF_FORCE_GPU_ALLOW_GROWTH=true` into the environment.
 #
 # **You need** [[00]].
 
@@ -58,9 +60,6 @@ from mgpu_helpers.lessons.pretend import gpu_options, pretend_gpus
 MIB = 2**20
 
 # %% [markdown]
-# `devices.setup` makes a setting for you: growth if each device is a GPU, and limits if several
-# devices share one.
-#
 # ## Who holds what
 #
 # There are three answers to "How much memory is used?". Here two processes share a GPU, and
@@ -74,19 +73,18 @@ MIB = 2**20
 # - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces of them
 #   to tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out. The
 #   rest is *kept* for later tensors, also after tensors are deleted.
-# - The **process** counts what it has on the host. `memory.process()` returns it.
+# - Each **process** also has memory on the host, which `memory.process()` returns.
 #
-# Each process also has a **CUDA context** on every GPU that it uses: a few hundred MB for the
-# driver's own work. `memory.Monitor` asks for all three while your code runs ([[09]]).
+# On every GPU that it uses, a process has a **CUDA context**: a few hundred MB for the driver's own
+# work. `memory.Monitor` asks for all three while your code runs ([[09]]).
 #
 # ## Try it
 #
-# What does each setting take? `scripts/hold_memory.py` makes 600 MB of tensors under each, in a new
-# process, and asks the driver. This needs a GPU. Without one, the chart below is calculated for an
-# empty GPU of 16 GiB. Only its bar for growth is measured then, because TensorFlow's allocator for
-# GPUs can also serve the host. `growth.on_host` starts such a process. It makes a small tensor and
-# six of 100 MB, deletes them and makes them again. Its log names the regions that the allocator
-# took:
+# What does each setting take? On a GPU, `scripts/hold_memory.py` makes 600 MB of tensors under
+# each, in a new process, and asks the driver. Without a GPU, the chart is calculated for an empty
+# one of 16 GiB, and only growth is measured, because TensorFlow's allocator for GPUs can also serve
+# the host. `growth.on_host` starts such a process. It makes a small tensor and six of 100 MB,
+# deletes them and makes them again. Its log names the regions taken:
 
 # %%
 logged = growth.on_host(100_000_000, 6)
@@ -103,26 +101,25 @@ plt.show()
 # With nothing set, only 1.6 GB are left for a second script and its CUDA context. These are the
 # rules in [TensorFlow's source](../docs/sources.md#allocator):
 #
-# - **Nothing set**: with its first tensor, TensorFlow takes all that is free except a reserve. The
-#   reserve is 1050 MiB for NVIDIA's compute capability 7, 1536 MiB for 8, 1800 MiB above, and 225
-#   MiB if less than 2 GiB is free.
+# - **Nothing set**: with its first tensor, TensorFlow takes all that is free, except a reserve of 1
+#   to 2 GB.
 # - **Growth**: it takes a region when a tensor does not fit.
-# - **A limit**, or `per_process_gpu_memory_fraction` in programs of TensorFlow 1 ([[25]]): it takes
-#   that much with its first tensor.
-# - **`cuda_malloc_async`**: the driver manages the memory and gives about what the tensors need.
+# - **A limit**: it takes that much with its first tensor.
+# - **`TF_GPU_ALLOCATOR=cuda_malloc_async`** in the environment: the driver manages the memory and
+#   gives about what the tensors need. This may help against **fragmentation**, free memory in
+#   pieces that are too small for the next tensor.
 # - **Every GPU hidden** by `CUDA_VISIBLE_DEVICES=-1`: it takes nothing.
 #
 # ## By hand: growth
 #
 # Why does growth take nearly twice what the tensors need? The allocator plans the size of its next
-# region, and the plan only doubles. It begins at 2 MiB. If a tensor finds no room in the regions so
-# far, the allocator takes a new one:
+# region, first 2 MiB. A tensor that finds no room in the regions so far gets a new one:
 #
 # - If the tensor fits into the planned size, the region has that size. Then the plan doubles.
 # - If not, the plan doubles first, until the tensor fits, and then stays.
 #
-# The room behind a tensor is for the next ones. But if it is smaller than the tensor, and than 128
-# MiB, the allocator hands it out with this tensor, and no other can use it:
+# The rest of a region is for the next tensors. But if the rest is smaller than the tensor and
+# smaller than 128 MiB, it is handed out with this tensor, and no other can use it:
 #
 # ![Five regions: 2 MiB for a small tensor, 128 for tensor 1, 128 for tensor 2, 256 for 3 and 4, 512
 # for 5 and 6.](pictures/05_growth.svg)
@@ -249,9 +246,6 @@ checks.limit_for(limit_for)
 #
 # ## In practice
 #
-# If a GPU is full, look for an idle notebook first: `nvidia-smi` names the processes. For a program
-# that you cannot edit, put `TF_FORCE_GPU_ALLOW_GROWTH=true` into the environment. If free memory is
-# in pieces too small for the next tensor (**fragmentation**), `TF_GPU_ALLOCATOR=cuda_malloc_async`
-# may help.
+# If a GPU is full, look for an idle notebook first: `nvidia-smi` names the processes.
 #
 # Next: [[next]].

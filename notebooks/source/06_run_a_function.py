@@ -136,19 +136,19 @@ print(f"the devices sent each other {sent:,} bytes")
 # joins the results after. Both functions take any number of batches and of devices:
 
 # %%
-def on_each(function, devices, *shards):
+def on_each(function, places, *shards):
     outputs = []
-    for device, *shard in zip(devices, *shards):
+    for device, *shard in zip(places, *shards):
         with tf.device(device):
             outputs.append(function(*shard))
     return outputs
 
 # %%
-def make_parallel(function, devices):
+def make_parallel(function, places):
     def parallel(*batches):
         with tf.device(plan.host):
-            shards = [tf.split(batch, len(devices)) for batch in batches]
-            return tf.concat(on_each(function, devices, *shards), axis=0)
+            shards = [tf.split(batch, len(places)) for batch in batches]
+            return tf.concat(on_each(function, places, *shards), axis=0)
 
     return parallel
 
@@ -158,9 +158,8 @@ by_hand = make_parallel(saliency, plan.devices)(images)
 print("the numbers of the helper:", np.allclose(by_hand, found, rtol=0, atol=1e-5))
 
 # %% [markdown]
-# This code runs operation by operation, and on cores it waits for one device before it calls the
-# next. `tf.function`, as in the line to paste, makes a graph of the whole call, in which all
-# devices work at the same time.
+# Called like this, on cores each device waits for the one before it. In the line to paste,
+# `tf.function` makes a graph of the whole call, in which all devices work at the same time.
 #
 # ## Break it
 #
@@ -191,10 +190,10 @@ show_products(around)
 # which `tape.gradient` is called. Here that is the block of the host, and in `saliency` that of
 # each device.
 #
-# The next two maps show both ways as they ran, with the bytes that crossed. `x` and `args_0` are
-# the batch, which `split` cuts. `tower_0` and `tower_1` are the function on the two shards; the
-# part of `tower_1` on the first device only reads the weights for the second. `gradient_tape` is
-# the backward pass, and `concat` joins the results:
+# Two maps show both ways, with the bytes that crossed. `x` or `args_0` is the batch, which `split`
+# cuts. `tower_0` and `tower_1` are the function on the two shards; the blue part of `tower_1` only
+# reads the weights for the second device. `gradient_tape` is the backward pass, and `concat` joins
+# the results:
 
 # %% tags=["varies", "cover"]
 for title, step in {"One tape around all": around, "A tape on each": inside}.items():
@@ -202,14 +201,14 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
     plt.show()
 
 # %% [markdown]
-# With one tape, the host needs the outputs of all layers for the backward pass, and the weights
-# once for each shard, so all of these cross to it. With a tape on each device, only the results
+# With one tape, the host needs the outputs of all layers, 4.24 MB of each shard, and the kernels,
+# 2.67 MB for each shard. The arrow of 6.91 MB is both. With a tape on each device, only the results
 # cross to the host.
 #
 # ## Was it faster?
 #
-# Two devices save at most half of the computing time, and the copies take some of that back. We
-# time ten pairs of calls, in which `.numpy()` waits for the result:
+# Two devices save about half of the computing time at best, and the copies take some of that back.
+# We time ten pairs of calls, in which `.numpy()` waits for the result:
 
 # %%
 on_one = tf.function(towers.make_parallel(saliency, [first]))
@@ -218,49 +217,50 @@ timing.compare(
     names=("on all", "on one"), repeats=10)  # fmt: skip
 
 # %% [markdown]
-# On two quiet cores `on all` is faster; other programs on the cores can hide it. In at least nine
-# of ten cases, the ratio of many more pairs lies between the two numbers in brackets.
+# You see the gain only if both cores are free. The brackets give a range: over many more pairs, the
+# ratio would lie in it in at least nine of ten cases. With few pairs it can pass 2 by chance.
 #
 # | | `towers.make_parallel` |
 # |---|---|
 # | **Use it when** | your function treats each row of a batch by itself, with much work for each |
-# | **It costs** | at each call, weights go to the other devices, rows to all, and results back |
-# | **Instead** | [[01]] to train or predict; `strategy.run` if each device has the weights |
+# | **It costs** | at each call, the first device sends the weights to every other one |
+# | **Instead** | [[01]] to train or predict; `strategy.run` for copies of the weights ([[03]]) |
 #
-# The function must not mix rows. BatchNormalization does with `training=True`, because it takes the
-# mean of its shard, and no error says so. A function that returns a single number is refused. So is
-# a batch that does not divide, unless you pass `uneven=True` to `towers.make_parallel`.
+# The function must not mix rows. BatchNormalization called with `training=True` does, because it
+# takes the mean of its shard, and no error says so. A function that returns a single number is
+# refused. So is a batch that does not divide, unless you pass `uneven=True` to
+# `towers.make_parallel`.
 #
 # ## On GPUs
 #
-# > Is it worth the copies? Take a ResNet-50 and 256 photos. The weights, the photos and their
-# > saliency are 410 MB, which cross in 41 ms at 10 GB/s. Computing the saliency takes about 4
-# > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. Two such GPUs save half of these 270 ms, much more than
-# > the copies take.
+# > Photos and results cross with one GPU, too. Sharing adds the weights for every further GPU: for
+# > a ResNet-50 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256 photos takes about 4
+# > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. A second GPU saves half of that, much more than the
+# > copy takes.
 #
 # ## On your own
 #
-# **1.** Write `make_parallel_uneven(function, devices)`. It does what `make_parallel` does, with
+# **1.** Write `make_parallel_uneven(function, places)`. It does what `make_parallel` does, with
 # any number of batches, and also takes batches that do not divide: 11 examples over 2 devices are 6
 # and 5. The sizes of the shards may differ by one at most; `tf.split` accepts a list of sizes. Cut
 # and join in a block of the host, because the check, like a GPU machine, puts unplaced operations
 # on the first device.
 
 # %% tags=["exercise"]
-def make_parallel_uneven(function, devices):
-    return make_parallel(function, devices)
+def make_parallel_uneven(function, places):
+    return make_parallel(function, places)
 
 
 checks.uneven(make_parallel_uneven)
 
 # %% tags=["solution"]
-def make_parallel_uneven(function, devices):
+def make_parallel_uneven(function, places):
     def parallel(*batches):
-        least, more = divmod(len(batches[0]), len(devices))
-        sizes = [least + 1] * more + [least] * (len(devices) - more)
+        least, more = divmod(len(batches[0]), len(places))
+        sizes = [least + 1] * more + [least] * (len(places) - more)
         with tf.device(plan.host):
             shards = [tf.split(batch, sizes) for batch in batches]
-            return tf.concat(on_each(function, devices, *shards), axis=0)
+            return tf.concat(on_each(function, places, *shards), axis=0)
 
     return parallel
 
@@ -271,6 +271,7 @@ checks.uneven(make_parallel_uneven)
 # **2.** `mean_map` returns the mean saliency of all images. Every device sends the host the
 # saliency of each image, and the host takes the mean. Change `mean_map` so that each device sends
 # the host only the mean of its shard, one image of 784 numbers. The result has to stay the same.
+#
 # Give this lesson's `make_parallel` a function that returns the mean of a shard as a batch of one,
 # which `keepdims=True` does. `towers.make_parallel` would refuse it, because it wants a row for
 # each example.

@@ -1,12 +1,11 @@
 # %% [markdown]
 # # Train in towers
 #
-# You need a training step that `fit` does not have, and you want it on all devices. Each device
-# computes gradients for its share of the batch. If you add these up instead of averaging them, the
-# training changes, and no error says so.
+# You train on several devices, and each computes gradients for its share of the batch. If your own
+# training step adds these up instead of averaging them, the training changes, and no error says so.
 #
-# **In this lesson** you build by hand the step that `fit` takes on several devices, prove that it
-# is the step of one device, and count what it sends.
+# **In this lesson** you build a step for several devices by hand, prove that it trains as one
+# device does, and count what it sends.
 #
 # ![The host averages the gradients of two devices, the first updates the weights, and both read
 # them in the next step.](pictures/07_two_towers.svg)
@@ -17,8 +16,8 @@
 #
 # ## The lines to paste
 #
-# `fit.use` takes this step for a compiled model, also for one with a `train_step` of its own
-# ([[03]]):
+# `fit.use` gives a compiled model a step with the same gradients, also a model with a `train_step`
+# of its own ([[03]]):
 #
 # ```python
 # from mgpu_helpers import devices, fit
@@ -139,12 +138,12 @@ def make_step(model, places, together=mean):
 # ## The proof
 #
 # Plain SGD moves a weight by its gradient times the learning rate. So if a step moves every weight
-# as one device does, all of its gradients are right. For each weight, `apart` divides the largest
-# difference between two models after a step by the largest change from `start`, the weights before
-# it:
+# as one device does, all of its gradients are right. `difference` compares two models after a step.
+# For each kernel and bias it takes the largest difference, as a share of the largest change since
+# `start`, the weights before the step:
 
 # %%
-def apart(ours, theirs):
+def difference(ours, theirs):
     columns = zip(start, ours.get_weights(), theirs.get_weights())
     return max(np.abs(a - b).max() / np.abs(b - begin).max() for begin, a, b in columns)
 
@@ -158,8 +157,8 @@ with tf.device(first):
     one.train_on_batch(x, y)
 step(x, y)
 by_fit.train_on_batch(x, y)
-print("by hand, below 1e-4 from one device:", apart(by_hand, one) < 1e-4)
-print("fit.use, below 1e-4 from one device:", apart(by_fit, one) < 1e-4)
+print("by hand, below 1e-4 from one device:", difference(by_hand, one) < 1e-4)
+print("fit.use, below 1e-4 from one device:", difference(by_fit, one) < 1e-4)
 
 # %% [markdown]
 # Apart from rounding, both are the step of one device. Here is the one by hand on one device and on
@@ -175,10 +174,9 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# The towers compute at the same time, each with half of the images, so on two free cores a box is
-# half as wide or less. A box of half the height shares its device with another operation. At the
-# black line the last gradient has been averaged, so the slower tower decides when the update can
-# begin. The update is too short to be seen, and one device has nothing to average.
+# The towers compute at the same time, each with half of the images, so on two free cores the step
+# takes about half as long. At the black line the last gradient has been averaged, so the slower
+# tower decides when the update can begin.
 #
 # ## Break it
 #
@@ -203,7 +201,7 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
 #
 # ## What crosses
 #
-# The trace also has the bytes that this step sent:
+# The trace also has the bytes that the step by hand sent:
 
 # %%
 weights = sum(value.nbytes for value in start)
@@ -214,7 +212,8 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # %% [markdown]
 # The host, `/CPU:0`, sends each device its shard of 1,320,480 bytes, and the first also the mean
 # gradients. Each device sends the host its gradients, and a loss of 4 bytes. The second device
-# reads the weights from the first.
+# reads the weights from the first. In the step of `fit.use`, the second device sends its gradients
+# to the first, and the host gets none.
 #
 # ## A ring
 #
@@ -226,10 +225,10 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
-# In round 1, device 0 sends its first piece to device 1, device 1 its second to device 2, and so
-# on. Each adds what it receives to its own piece, and sends this sum on in the next round. After
-# three rounds each has one finished sum, 1111: a **reduce-scatter**. In the last three, the
-# finished sums go around: an **all-gather**. Divided by 4, they are the mean.
+# In the first three rounds, each device adds what it receives to its own piece, which is framed,
+# and sends this sum on in the next round. Then each has one finished sum, 1111. In the last three,
+# the finished sums go around. Divided by 4, they are the mean. The two halves are the
+# reduce-scatter and the all-gather of [[11]].
 #
 # The table shows what the busiest device sends, as a multiple of all gradients:
 #

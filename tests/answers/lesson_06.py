@@ -1,8 +1,8 @@
 """Answers to the exercises of lesson 06: right ones, and wrong ones with their hints."""
 
 CELLS = [
-    "hidden = [layers.Dense", "def saliency(x", "def on_each(function, devices, *shards):",
-    "def make_parallel(function, devices):",
+    "hidden = [layers.Dense", "def saliency(x", "def on_each(function, places, *shards):",
+    "def make_parallel(function, places):",
 ]
 
 MEAN = """
@@ -54,10 +54,10 @@ def make_parallel_uneven(function, devices):
 WRONG = {
     1: [
         ("make_parallel_uneven = lambda f, d: make_parallel(f, d)", "sizes that add up to 11"),
-        ("[least + 1] * more + [least] * (len(devices) - more)",
-         "[least + more] + [least] * (len(devices) - 1)", "differ by one at most"),
+        ("[least + 1] * more + [least] * (len(places) - more)",
+         "[least + more] + [least] * (len(places) - 1)", "differ by one at most"),
         ("    return parallel\n", "", "return the function that cuts and joins, not None"),
-        ("on_each(function, devices", "on_each(function, [plan.host] * len(devices)",
+        ("on_each(function, places", "on_each(function, [plan.host] * len(places)",
          "is tf.device in the loop?"),
         ("*shards)", "*shards)[::-1]", "not those of the whole batch, in order"),
         ("in batches]", "in batches[:2]]", "of 3 batches it got 2"),

@@ -18,6 +18,20 @@ def gated(g, u, d, n):
     2: [
         """
 def losses(logits, y):
+    tops, sums, own = [], [], []
+    for i, part in enumerate(logits):
+        with tf.device(part.device):
+            top, width = tf.reduce_max(part, axis=1), part.shape[1]
+            tops.append(top)
+            sums.append(tf.reduce_sum(tf.exp(part - top[:, None]), axis=1))
+            own.append(tf.reduce_sum(part * tf.one_hot(y - i * width, width), axis=1))
+    with tf.device(first):
+        highest = tf.reduce_max(tops, axis=0)
+        total = sum(each * tf.exp(top - highest) for each, top in zip(sums, tops))
+        return highest + tf.math.log(total) - sum(own)
+""",
+        """
+def losses(logits, y):
     sums, own = [], []
     for i, part in enumerate(logits):
         with tf.device(part.device):
@@ -59,12 +73,12 @@ WRONG = {
         ("n, axis", "2, axis", "3 triples, not 2"),
     ],
     2: [
-        ("with tf.device(part.device):\n            top, width",
-         "with tf.device(first):\n            top, width", "bytes for each example"),
-        ("top, width = tf.reduce_max(part, axis=1)",
-         "top, width = tf.reduce_mean(part) + 0 * part[:, 0]", "own highest"),
-        ("tops.append(top)", "top = tops[0] if tops else top; tops.append(top)", "own highest"),
+        ("with tf.device(part.device)", "with tf.device(first)", "bytes for each example"),
+        ("tf.reduce_logsumexp(part, axis=1)", "tf.math.log(tf.reduce_sum(tf.exp(part), axis=1))",
+         "own highest"),
+        ("tf.reduce_logsumexp(part, axis=1)", "tf.reduce_mean(part) + tf.math.log("
+         "tf.reduce_sum(tf.exp(part - tf.reduce_mean(part)), axis=1))", "own highest"),
         ("y - i * width", "y - i * 12", "has the loss"),
-        ("each * tf.exp(top - highest)", "each", "has the loss"),
+        ("tf.reduce_logsumexp(logs, axis=0)", "sum(logs)", "has the loss"),
     ],
 }

@@ -148,7 +148,7 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
         ("TF_GPU_ALLOCATOR=cuda_malloc_async", held, held),
         ("every GPU hidden", 0, 0),
     ]
-    source: str | None = "calculated for 16 GiB and compute capability 8, without the CUDA context"
+    source: str | None = "all but growth calculated for 16 GiB, without the CUDA context"
     if measured := [record for record in records if record["driver"]]:
         bars, source = [], None
         for each in measured:

@@ -85,7 +85,7 @@ def losses(function: Any) -> str:
         odd = [float(one) for one in got if not np.isfinite(one)]
         expect(not odd, (
             f"with scores near {shift:.0f} a loss is {odd[:1]}: take each example's own highest "
-            "score away before exp, and add it again after log"
+            "score away before exp, and add it again after log, as tf.reduce_logsumexp does"
         ))  # fmt: skip
         first = int(np.argmax(np.abs(got - right)))
         expect(np.allclose(got, right, atol=2e-3), (
