@@ -50,7 +50,7 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 toc_object_entries_show_parents = "hide"
 
-exclude_patterns = ["README.md"]
+exclude_patterns = ["README.md", "notebooks/README.md"]  # for those who read the repository
 
 # What people type who do not know our words for it, by the page that answers it; of the lessons,
 # lessons.toml says it. The words of a phrase may stand anywhere in a question, and go on there.
