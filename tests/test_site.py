@@ -374,6 +374,8 @@ def test_buttons_and_a_link_stand_there_once_the_repository_is_known():
     said = buttons("00_x")
     assert "google.com/github/name/lessons/blob/main/notebooks/00_x.ipynb)" in said
     assert "mybinder.org/v2/gh/name/lessons/main?labpath=notebooks/00_x.ipynb)" in said
+    assert f"kaggle.com/kernels/welcome?src={here}/blob/main/notebooks/00_x.ipynb)" in said
     assert f"git clone -q --depth 1 {here}\n" in said and "%cd lessons/notebooks\n" in said
     start = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert f"clone [the project]({here}) and" in conf["in_words"](start)
+    assert f"\n```\ngit clone {here}\n```\n" in conf["in_words"](start)
