@@ -321,6 +321,16 @@ def test_the_first_two_pages_answer_what_people_type(tab):
     assert not missed
 
 
+def test_a_picture_has_on_a_dark_page_the_colours_that_the_words_name(browser):  # noqa: F811
+    for scheme, light in ("light", "brightness(1)"), ("dark", "brightness(0.88)"):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto((SITE / "notebooks/13_pipeline_it.html").as_uri())
+        charts = page.locator(".cell_output img")
+        said = charts.evaluate_all("all => all.map(one => getComputedStyle(one).filter)")
+        assert {*said} == {light}
+        page.close()
+
+
 def test_a_solution_is_closed_and_opens(tab):
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         tab.goto((SITE / "notebooks" / f"{path.stem}.html").as_uri())
