@@ -56,7 +56,7 @@ exclude_patterns = ["README.md", "notebooks/README.md"]  # for those who read th
 # lessons.toml says it. The words of a phrase may stand anywhere in a question, and go on there.
 ASKED = {
     "docs/errors": "out of memory, oom, resourceexhausted, gpu is not used, gpu not used, no gpu, "
-    "gpu not found, gpu fails, nccl, error, strategy scope, merge_call",
+    "gpu not found, gpu fails, nccl, error, strategy scope, merge_call, log message, i0000, onednn",
     "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, gpu fails, cudnn, new gpu",
     "docs/fit": "multi gpu, two gpus, all gpus, gradient accumulation",
     "docs/fit_tests": "tested, which test",
