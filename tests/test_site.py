@@ -23,7 +23,7 @@ pytestmark = pytest.mark.site
 
 SITE = ROOT / "build" / "site"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
-MOST_OF_ALL, MOST_OF_A_PAGE = 20_000_000, 2_000_000  # bytes
+MOST_OF_ALL, MOST_OF_A_PAGE = 15_000_000, 2_000_000  # bytes
 
 PICTURES = """() => [...document.querySelectorAll('article img')].map(one => ({
     name: one.getAttribute('src').slice(0, 80), alt: one.alt, drawn: one.naturalWidth > 0}))"""
@@ -319,6 +319,16 @@ def test_the_first_two_pages_answer_what_people_type(tab):
         if not any(part in page.split("_") for part in wanted.split() for page in first):
             missed[words] = first
     assert not missed
+
+
+@pytest.mark.parametrize("name", ["index", "docs/fit"])
+@pytest.mark.parametrize("width", [360, 390])
+def test_no_column_of_a_table_for_readers_is_out_of_a_phones_sight(tab, name: str, width: int):
+    tab.set_viewport_size(PHONE | {"width": width})
+    tab.goto((SITE / f"{name}.html").as_uri())
+    frames = tab.locator("article .table-wrapper")
+    over = frames.evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)")
+    assert over and {*over} == {0}
 
 
 def test_a_picture_has_on_a_dark_page_the_colours_that_the_words_name(browser):  # noqa: F811
