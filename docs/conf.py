@@ -16,7 +16,7 @@ from mgpu_helpers import charts
 from mgpu_helpers.lessons import drawings
 
 # The repository's address, such as https://github.com/name/mgpu: with it every lesson gets buttons
-# that open it on Colab and Binder.
+# that open it on Colab, Kaggle and Binder, and the start page has the line that clones it.
 REPOSITORY = ""
 BRANCH = "main"
 
@@ -50,13 +50,13 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 toc_object_entries_show_parents = "hide"
 
-exclude_patterns = ["README.md"]
+exclude_patterns = ["README.md", "notebooks/README.md"]  # for those who read the repository
 
 # What people type who do not know our words for it, by the page that answers it; of the lessons,
 # lessons.toml says it. The words of a phrase may stand anywhere in a question, and go on there.
 ASKED = {
     "docs/errors": "out of memory, oom, resourceexhausted, gpu is not used, gpu not used, no gpu, "
-    "gpu not found, gpu fails, nccl, error, strategy scope, merge_call",
+    "gpu not found, gpu fails, nccl, error, strategy scope, merge_call, log message, i0000, onednn",
     "docs/first_ten_minutes_on_a_gpu": "gpu is not used, gpu not used, gpu fails, cudnn, new gpu",
     "docs/fit": "multi gpu, two gpus, all gpus, gradient accumulation",
     "docs/fit_tests": "tested, which test",
@@ -95,11 +95,13 @@ def buttons(name: str) -> str:
     place, folder = urlsplit(REPOSITORY).path.strip("/"), REPOSITORY.rpartition("/")[2]
     path = f"{BRANCH}/notebooks/{name}.ipynb"
     colab = f"https://colab.research.google.com/github/{place}/blob/{path}"
+    kaggle = f"https://kaggle.com/kernels/welcome?src={REPOSITORY}/blob/{path}"
     binder = f"https://mybinder.org/v2/gh/{place}/{path.replace('/', '?labpath=', 1)}"
     return (
-        f"{line} It opens in [Colab]({colab}) and [Binder]({binder}).\n\n"
-        "<details><summary>What Colab needs first</summary>\n\n"
-        "Colab opens the notebook alone. Put this into a cell above the others and run it:\n\n"
+        f"{line} It opens in [Colab]({colab}), [Kaggle]({kaggle}) and [Binder]({binder}).\n\n"
+        "<details><summary>What Colab and Kaggle need first</summary>\n\n"
+        "They open the notebook alone. On Kaggle switch the internet on, and choose two GPUs, in "
+        "its settings. Put this into a cell above the others and run it:\n\n"
         f"```ipython\n!git clone -q --depth 1 {REPOSITORY}\n%pip install -q ./{folder}\n"
         f"%cd {folder}/notebooks\n```\n\n</details>"
     )
@@ -128,6 +130,7 @@ def in_words(text: str) -> str:
     text = LESSON.sub(lambda found: f"[{found[0]}](/notebooks/{lesson(found[2])}.ipynb)", text)
     if REPOSITORY:
         text = text.replace("clone the project", f"clone [the project]({REPOSITORY})")
+        text = text.replace("% git clone", f"```\ngit clone {REPOSITORY}\n```")
     return IN_A_ROOM.sub(REFERENCE, text)
 
 

@@ -70,6 +70,27 @@ def _in_a_condition(tf: Any) -> Any:
     return tf.function(lambda: strategy.run(step))()
 
 
+def _compiled_over_devices(tf: Any) -> Any:
+    import keras
+    import numpy as np
+
+    with _replicas(tf).scope():
+        model = keras.Sequential([keras.Input([4]), keras.layers.Dense(1)])
+        model.compile("adam", "mse", jit_compile=True)
+    return model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
+
+
+def _no_call(tf: Any) -> Any:
+    import keras
+    import numpy as np
+
+    with _replicas(tf).scope():
+        model = type("GAN", (keras.Model,), {"train_step": lambda model, data: {}})()
+        model.dense = keras.layers.Dense(1)
+        model.compile("adam", "mse")
+    return model.fit(np.ones([4, 4]), np.ones([4, 1]), verbose=0)
+
+
 def _cycle(tf: Any) -> Any:
     @tf.function
     def circle(x: Any) -> Any:
@@ -132,6 +153,8 @@ RAISED: dict[str, Callable[[Any], Any]] = {
     "Attempt to convert a value (PerReplica": _per_replica,
     "Mixing different tf.distribute.Strategy objects": _another_scope,
     "called while defining a new graph or a tf.function": _in_a_condition,
+    "Trying to access resource": _compiled_over_devices,
+    "Unable to automatically build the model": _no_call,
     "nodes in a cycle": _cycle,
     "Tensor had NaN values": _not_a_number,
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 
 from lessons import ROOT
-from mgpu_helpers import memory, scaling
+from mgpu_helpers import fit, memory, scaling
 from mgpu_helpers._formatting import size_text
 from mgpu_helpers.scaling import links
 from test_browser import browser  # noqa: F401, a fixture
@@ -92,6 +93,17 @@ def shares(case: dict[str, str], n: int) -> list[float]:
     return found
 
 
+def gpus(n: int) -> list[str]:
+    return [f"/GPU:{i}" for i in range(n)]
+
+
+def pasted(line: str, n: int) -> fit.Layout:
+    """Give the layout that a line of the page makes on n GPUs; that of no device if none."""
+    use = SimpleNamespace(use=lambda model, plan=(), **more: fit.Layout(plan, **more))
+    named = {"fit": use, "model": None, "plan": gpus(n)}
+    return eval(line, named) if line.startswith("fit.use") else fit.Layout()
+
+
 @pytest.mark.parametrize("first", range(0, 100, 10))
 def test_a_hundred_cases_have_the_numbers_of_python(page, first: int):
     for seed in range(first, first + 10):
@@ -110,7 +122,12 @@ def test_a_hundred_cases_have_the_numbers_of_python(page, first: int):
             assert [row[0][0], *(text for text, _ in row[1:-1])] == [way.name, *texts]
             assert float(row[-1][0].rstrip(" s-") or 0) == float(takes.rstrip(" s-") or 0)
             fits = "fits" if way in paper.fitting else "does not fit"
-            assert bar[0] == f"{way.name}: {texts[0]}, {fits}"
+            said, _, line = bar[0].partition("\n")
+            assert said == f"{way.name}: {texts[0]}, {fits}"
+            auto = {"layers": "auto"} if way.name == "tensor parallel" else {}
+            wanted = way.layout or fit.Layout(gpus(paper.devices) if auto else (), **auto)
+            assert pasted(line, paper.devices) == wanted, line
+            assert bool(line) == (way.name not in ("as it is", "ZeRO 1", "ZeRO 3"))
             assert bar[1] == pytest.approx([each / end for each in parts], abs=2e-3)
             assert bar[2] == pytest.approx(budget / end if budget <= end else float("nan"),
                                            rel=1e-4, nan_ok=True)  # fmt: skip
@@ -149,9 +166,14 @@ def test_the_address_holds_what_was_entered(browser, page):  # noqa: F811
 @pytest.mark.parametrize("entered, said", [
     ({"devices": "1.5"}, 'Devices: "1.5" is not a whole number from 1 to 1000000, such as 2.'),
     ({"parameters": "many"}, 'Trainable parameters: "many" is not a whole number from 1 on, such as'
-                             " 110,000,000."),
+                             " 110,000,000 or 7B."),
+    ({"parameters": "25.64"}, '"25.64" is not a whole number'),
+    ({"parameters": "7GB"}, '"7GB" is not a whole number'),
+    ({"budget": "80G B"}, 'Memory of a device, GB: "80G B" is not a number above 0, such as 16 or '
+                          "80GB."),
     ({"parameters": "7,5e9"}, '"7,5e9" is not a whole number'),
-    ({"budget": "0"}, 'Memory of a device, GB: "0" is not a number above 0, such as 16.'),
+    ({"budget": "0"}, 'Memory of a device, GB: "0" is not a number above 0, such as 16 or '
+                      "80GB."),
     ({"activations": "-1"}, '"-1" is not a number from 0 on'),
     ({"activations": ""}, '"" is not a number from 0 on'),
     ({"time": "1e999"}, '"1e999" is not a number above 0'),
@@ -168,6 +190,22 @@ def test_wrong_input_is_said_in_one_sentence(page, entered, said):
     assert wrong.get_attribute("name") in {*entered, "between"}
     shown = page.evaluate(SHOWN, "#devices=4")
     assert shown["said"] == "" and shown["bars"]
+
+
+@pytest.mark.parametrize("with_units, plain", [
+    ({"parameters": "7B"}, {"parameters": "7,000,000,000"}),
+    ({"parameters": "7 b"}, {"parameters": "7e9"}),
+    ({"parameters": "25.64M"}, {"parameters": "25640000"}),
+    ({"parameters": "1.1k"}, {"parameters": "1100"}),
+    ({"budget": "80GB"}, {"budget": "80"}),
+    ({"budget": "40 GiB"}, {"budget": "42.94967296"}),
+    ({"budget": "900MB"}, {"budget": "0.9"}),
+    ({"activations": "1.2GB", "squared": "1,000 kB"}, {"activations": "1200", "squared": "1"}),
+    ({"between": "1600000 B"}, {"between": "1.6"}),
+])  # fmt: skip
+def test_numbers_have_units_as_people_write_them(page, with_units, plain):
+    shown = page.evaluate(SHOWN, f"#{urlencode(with_units)}")
+    assert shown["said"] == "" and shown == page.evaluate(SHOWN, f"#{urlencode(plain)}")
 
 
 def test_more_devices_than_examples_are_said(page):
@@ -194,8 +232,11 @@ def test_a_summary_of_keras_is_read(page, keras):
     for text, said in {"\n".join(lines): "build the model", "nothing": "no line with"}.items():
         box.fill(text)
         assert page.get_by_text(said).is_visible() and parameters.input_value() == "16,803"
-    box.fill("Total params: 1,234 (4.82 KB)\n")
-    assert parameters.input_value() == "1,234"
+    for count, text in {"25": "25 (100.00 B)", "1,234": "1,234 (4.82 KB)", "5": "5",
+                        "25,583,592": "25583592 (97.59 MB)", "7,000,000,000": "7.0B (26.08 GB)",
+                        "25,640,000": "25.64M (97.81 MB)"}.items():  # fmt: skip
+        box.fill(f"Total params: {text}\n")
+        assert parameters.input_value() == count
 
 
 def test_an_optimizer_keeps_what_the_form_says(page, keras):
@@ -222,7 +263,8 @@ def test_each_bar_leads_to_a_lesson(page):
     assert found == {
         "as it is": "09", "mixed_bfloat16": "10", "4 pieces": "10",
         "recompute in 3 parts": "10", "batch over 4 devices": "01", "ZeRO 1": "11", "ZeRO 2": "11",
-        "ZeRO 3": "11", "tensor parallel": "14", "pipeline": "13", "state on the host": "11",
+        "ZeRO 3": "11", "tensor parallel": "14", "pipeline": "13", "2 rows of 2 stages": "15",
+        "state on the host": "11",
     }  # fmt: skip
 
 

@@ -124,16 +124,16 @@ def replace_output(position: int, old: str, new: str) -> Callable[[NotebookNode]
 # the build
 
 
-def test_building_again_changes_no_byte_but_the_row_of_the_readme_and_a_changed_number(
+def test_building_again_changes_no_byte_but_the_row_of_its_readme_and_a_changed_number(
     folder, capsys
 ):
     assert found(folder) == []
-    path, readme = folder / "00_add_numbers.ipynb", folder.parent / "README.md"
+    path, readme = folder / "00_add_numbers.ipynb", folder / "README.md"
     before, whole = path.read_bytes(), nbformat.read(path, as_version=4)
     readme.write_text("# It\n<!-- lessons: -->\n<!-- end -->\nmore\n")
     assert build(folder) == 0
     assert "unchanged" in capsys.readouterr().out and path.read_bytes() == before
-    row = "| 00 | [Add numbers](notebooks/00_add_numbers.ipynb) | you have it | ![It](docs/00_add_"
+    row = "| 00 | [Add numbers](00_add_numbers.ipynb) | you have it | ![It](../docs/00_add_numbers"
     assert row in readme.read_text() and readme.read_text().endswith(" |\n\n<!-- end -->\nmore\n")
     spoil(folder, replace_output(6, "4", "5"))
     assert build(folder) == 0

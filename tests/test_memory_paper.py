@@ -109,6 +109,10 @@ def test_paper_and_plan_agree(plan):
     assert (host.weights, host.slots) == (ways["as it"].weights, 0)
     cut = next(size for name, size in crossing.items() if name.endswith("stages"))
     assert n * ways["pipeline"].sends + 4 == cut  # and the loss of all, a number
+    grid = by_name(parameters, 4, **options)["2 rows"]
+    crossing = {way.name: way.crossing for way in memory.plan(model, batch, 4).ways}
+    whole = crossing["batch over 2 rows of devices + 2 stages"]
+    assert 4 * grid.sends + 2 * 4 == whole - outputs
 
 
 def test_remedies_on_one_device_are_those_of_the_plan(keras, plan):

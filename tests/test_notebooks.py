@@ -45,7 +45,7 @@ def test_a_drawing_is_read_on_a_phone_and_on_a_dark_page(path: Path):
 
 
 @pytest.mark.parametrize("page, marks, with_one", [
-    ("README.md", SERIES, with_table), ("docs/layouts.md", WAYS, with_ways),
+    ("notebooks/README.md", SERIES, with_table), ("docs/layouts.md", WAYS, with_ways),
 ])  # fmt: skip
 def test_a_page_has_the_table_of_lessons_or_of_ways_as_it_is(page, marks, with_one):
     text = (ROOT / page).read_text(encoding="utf-8")

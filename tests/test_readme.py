@@ -56,7 +56,7 @@ def test_the_table_of_what_to_try_is_what_plan_says_of_resnet50(keras):
 
 
 def test_the_ten_lines_run_on_two_devices(plan):
-    names = draw_readme.run(ROOT / "README.md")
+    names = draw_readme.run(ROOT / "docs" / "package.md")
     layers = {row.name for row in names["step"].top(10, by="layer").rows}
     assert {"conv1", "conv2"} <= layers
     assert set(plan.devices) <= set(names["step"].devices)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.site
 
 SITE = ROOT / "build" / "site"
 PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
-MOST_OF_ALL, MOST_OF_A_PAGE = 20_000_000, 2_000_000  # bytes
+MOST_OF_ALL, MOST_OF_A_PAGE = 15_000_000, 2_000_000  # bytes
 
 PICTURES = """() => [...document.querySelectorAll('article img')].map(one => ({
     name: one.getAttribute('src').slice(0, 80), alt: one.alt, drawn: one.naturalWidth > 0}))"""
@@ -321,6 +321,26 @@ def test_the_first_two_pages_answer_what_people_type(tab):
     assert not missed
 
 
+@pytest.mark.parametrize("name", ["index", "docs/fit"])
+@pytest.mark.parametrize("width", [360, 390])
+def test_no_column_of_a_table_for_readers_is_out_of_a_phones_sight(tab, name: str, width: int):
+    tab.set_viewport_size(PHONE | {"width": width})
+    tab.goto((SITE / f"{name}.html").as_uri())
+    frames = tab.locator("article .table-wrapper")
+    over = frames.evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)")
+    assert over and {*over} == {0}
+
+
+def test_a_picture_has_on_a_dark_page_the_colours_that_the_words_name(browser):  # noqa: F811
+    for scheme, light in ("light", "brightness(1)"), ("dark", "brightness(0.88)"):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto((SITE / "notebooks/13_pipeline_it.html").as_uri())
+        charts = page.locator(".cell_output img")
+        said = charts.evaluate_all("all => all.map(one => getComputedStyle(one).filter)")
+        assert {*said} == {light}
+        page.close()
+
+
 def test_a_solution_is_closed_and_opens(tab):
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         tab.goto((SITE / "notebooks" / f"{path.stem}.html").as_uri())
@@ -374,6 +394,8 @@ def test_buttons_and_a_link_stand_there_once_the_repository_is_known():
     said = buttons("00_x")
     assert "google.com/github/name/lessons/blob/main/notebooks/00_x.ipynb)" in said
     assert "mybinder.org/v2/gh/name/lessons/main?labpath=notebooks/00_x.ipynb)" in said
+    assert f"kaggle.com/kernels/welcome?src={here}/blob/main/notebooks/00_x.ipynb)" in said
     assert f"git clone -q --depth 1 {here}\n" in said and "%cd lessons/notebooks\n" in said
     start = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert f"clone [the project]({here}) and" in conf["in_words"](start)
+    assert f"\n```\ngit clone {here}\n```\n" in conf["in_words"](start)

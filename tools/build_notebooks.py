@@ -3,8 +3,9 @@
 Every chosen lesson (all when none is named) is executed from its first cell and stored with its
 outputs, under the condition in which nbval runs it later. A rebuild keeps a stored output that is
 the same but for what nbval_sanitize.cfg covers, so building twice gives the same bytes; of
-cells tagged ``varies`` it keeps the picture as well. ``--fresh`` keeps nothing. README.md gets its
-table of lessons. ``--check`` runs nothing and says whether sources and notebooks agree.
+cells tagged ``varies`` it keeps the picture as well. ``--fresh`` keeps nothing. The table of
+lessons in notebooks/README.md is written, too. ``--check`` runs nothing and says whether sources
+and notebooks agree.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Run the README's ten lines and draw their picture: ``python tools/draw_readme.py``.
+"""Run the ten lines of docs/package.md and draw the README's picture of what they trace.
+
+Call it as ``python tools/draw_readme.py``.
 
 It is a chart of timings: draw it where nothing else runs, with MGPU_MODE=cores as the lessons are.
 """
@@ -56,7 +58,7 @@ def run(page: Path, call: str = "trace.fit_step") -> dict[str, Any]:
 
 def main() -> int:
     """Draw the picture into docs/; return the exit status."""
-    names = run(ROOT / "README.md")
+    names = run(ROOT / "docs" / "package.md")
     steps = [names["trace"].fit_step(names["model"], names["data"]) for _ in range(TURNS)]
     shortest = min(steps, key=lambda step: step.length)
     axes = names["charts"].timeline(shortest, by="layer")

@@ -1,7 +1,7 @@
 """Read the lessons: ``notebooks/lessons.toml`` lists them, ``notebooks/source`` has their texts.
 
-``python tools/lessons.py`` writes the README's table of lessons and the table of ways in
-docs/layouts.md, as every build does. A source is ``NN_verb_object.py`` in jupytext's percent
+``python tools/lessons.py`` writes the table of lessons in notebooks/README.md and the table of ways
+in docs/layouts.md, as every build does. A source is ``NN_verb_object.py`` in jupytext's percent
 format. In its Markdown cells
 
 * ``[[01]]`` becomes a link to lesson 01 that carries its title;
@@ -46,7 +46,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
-SERIES = re.compile(r"(<!-- lessons:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in the README
+SERIES = re.compile(r"(<!-- lessons:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in notebooks/README.md
 WAYS = re.compile(r"(<!-- ways:.*?-->\n).*?(?=<!-- end)", re.DOTALL)  # in docs/layouts.md
 APPENDIX = "## The same in a graph"  # comes last, and is closed until the reader opens it
 SIZES = "keeps", "adds", "crosses"  # in bytes: of the fullest device twice, and of all
@@ -92,7 +92,7 @@ class Lesson:
 
     @property
     def cover(self) -> Path:
-        """Where the README finds the lesson's picture."""
+        """Where pages find the lesson's picture."""
         return self.notebook.parent.parent / "docs" / f"{self.name}.png"
 
     @property
@@ -248,9 +248,9 @@ def by_part(lessons: list[Lesson]) -> list[tuple[str, list[Lesson]]]:
 
 
 def with_table(readme: str, lessons: list[Lesson]) -> str:
-    """Return the README's text with its table of lessons as it is now."""
-    row = "| {0.number} | [{0.title}](notebooks/{0.name}.ipynb) | {0.what} | "
-    rows = _rows(lessons, "| | **{}** | | |", row + "![{0.picture}](docs/{0.name}.png) |")
+    """Return the text of notebooks/README.md with its table of lessons as it is now."""
+    row = "| {0.number} | [{0.title}]({0.name}.ipynb) | {0.what} | "
+    rows = _rows(lessons, "| | **{}** | | |", row + "![{0.picture}](../docs/{0.name}.png) |")
     table = "\n".join(["", "| | lesson | what happens | |", "|---|---|---|---|", *rows, "", ""])
     return SERIES.sub(lambda found: found[1] + table, readme)
 
@@ -262,9 +262,10 @@ def with_ways(page: str, lessons: list[Lesson]) -> str:
 
 
 def tabulate(lessons: list[Lesson]) -> None:
-    """Write the tables of the README and of docs/layouts.md, above their folder, if they exist."""
-    root = lessons[0].notebook.parent.parent
-    for path, with_one in (root / "README.md", with_table), (root / "docs/layouts.md", with_ways):
+    """Write the tables of lessons beside them and of ways in docs/layouts.md, if they exist."""
+    folder = lessons[0].notebook.parent
+    ways_of = folder.parent / "docs/layouts.md"
+    for path, with_one in (folder / "README.md", with_table), (ways_of, with_ways):
         if path.exists():
             text = with_one(path.read_text(encoding="utf-8"), lessons)
             path.write_text(text, encoding="utf-8")

@@ -21,34 +21,45 @@ function onPaper(given) {
   const { devices: n, activations, layers, between, pieces } = given;
   const [w, g, s] = BYTES[given.precision](given.slots).map(each => given.parameters * each);
   const ring = (n - 1) / n, mine = activations / n, ways = [];
-  function add(name, weights, gradients, slots, kept, sends = 0, messages = 0, over = given.link) {
+  function add(name, write, weights, gradients, slots, kept, sends = 0, messages = 0,
+      over = given.link) {
     const [, bandwidth, , , latency] = LINKS[over];
-    ways.push({ name, weights, gradients, slots, activations: kept, sends,
+    ways.push({ name, write, weights, gradients, slots, activations: kept, sends,
       held: weights + gradients + slots + kept,
       seconds: sends / bandwidth + messages * latency });
   }
-  add("as it is", w, g, s, activations);
-  if (given.precision === "float32") add("mixed_bfloat16", w, g, s, activations / 2);
-  if (pieces > 1) add(`${pieces} pieces`, w, 2 * g, s, activations / pieces);
+  const use = options => `fit.use(model, ${options})`;
+  add("as it is", "", w, g, s, activations);
+  if (given.precision === "float32")
+    add("mixed_bfloat16", 'keras.config.set_dtype_policy("mixed_bfloat16")', w, g, s,
+      activations / 2);
+  if (pieces > 1) add(`${pieces} pieces`, use(`pieces=${pieces}`), w, 2 * g, s, activations / pieces);
   if (layers > 1) {
     const parts = Math.max(2, Math.round(Math.sqrt(layers)));
-    add(`recompute in ${parts} parts`, w, g, s, parts * between + activations / parts);
+    add(`recompute in ${parts} parts`, use(`recompute=${parts}`), w, g, s,
+      parts * between + activations / parts);
   }
   if (n > 1) {
     const once = 2 * (n - 1);
-    add(`batch over ${n} devices`, w, g, s, mine, ring * 2 * g, once);
-    add("ZeRO 1", w, g, s / n, mine, ring * (g + w), once);
-    add("ZeRO 2", w, g / n, s / n, mine, ring * (g + w), once);
-    add("ZeRO 3", w / n, g / n, s / n, mine, ring * (g + 2 * w), 3 * Math.max(1, layers) * (n - 1));
+    add(`batch over ${n} devices`, use("plan"), w, g, s, mine, ring * 2 * g, once);
+    add("ZeRO 1", "", w, g, s / n, mine, ring * (g + w), once);
+    add("ZeRO 2", use('plan, state="owners"'), w, g / n, s / n, mine, ring * (g + w), once);
+    add("ZeRO 3", "", w / n, g / n, s / n, mine, ring * (g + 2 * w),
+      3 * Math.max(1, layers) * (n - 1));
     if (layers) {
       const sums = 4 * layers, whole = KEPT_WHOLE * layers * between;
-      add("tensor parallel", w / n, g / n, s / n, mine + ring * Math.min(activations, whole),
-        sums * ring * 2 * between, sums * once);
-      const cuts = Math.min(2, n - 1);
-      add("pipeline", w / n, g / n, s / n, mine, cuts * between, cuts);
+      add("tensor parallel", use('plan, layers="auto"'), w / n, g / n, s / n,
+        mine + ring * Math.min(activations, whole), sums * ring * 2 * between, sums * once);
+      for (let rows = 1; rows <= n / 2; rows++) { // each of which has the model once, in stages
+        const stages = n / rows, cuts = Math.min(2, stages - 1);
+        if (rows > 1 && (n % rows || stages > layers)) continue;
+        add(rows === 1 ? "pipeline" : `${rows} rows of ${stages} stages`,
+          use(`plan, stages=${stages}`), w / stages, g / stages, s / stages, mine,
+          cuts * between / rows + (rows - 1) / rows * 2 * g / stages, cuts + 2 * (rows - 1));
+      }
     }
   }
-  add("state on the host", w, 0, 0, mine, w + g, 2, "PCIE_3");
+  add("state on the host", use('plan, state="host"'), w, 0, 0, mine, w + g, 2, "PCIE_3");
   return ways;
 }
 
@@ -63,21 +74,30 @@ function efficiency(given, n) {
   });
 }
 
+// What people write behind a number, in any case.
+const COUNTS = { k: 1e3, m: 1e6, b: 1e9, t: 1e12 };
+const SIZES = { b: 1 };
+"kmgt".split("").forEach((letter, i) => {
+  SIZES[letter] = SIZES[`${letter}b`] = 1000 ** (i + 1);
+  SIZES[`${letter}ib`] = 1024 ** (i + 1);
+});
+const mega = { units: SIZES, of: 1e6, least: 0 }; // without a unit it is of these
+
 // name: what it is called, what it is at first, and its choices, or the number it has to be
 const whole = (least, most = 1e15) => ({ whole: true, least, most });
 const FIELDS = {
-  parameters: ["Trainable parameters", "110,000,000", whole(1)],
+  parameters: ["Trainable parameters", "110,000,000", { units: COUNTS, of: 1, ...whole(1) }],
   slots: ["Optimizer", "2", { 2: "Adam, AdamW", 1: "SGD with momentum, Lion, RMSprop", 0: "SGD" }],
   precision: ["Precision", "float32", { float32: "float32", mixed: "mixed, as in the papers" }],
   batch: ["Batch of a step, examples", "32", whole(1)],
-  activations: ["Activations of an example, MB", "700", { least: 0 }],
+  activations: ["Activations of an example, MB", "700", mega],
   longer: ["Length of an example, times that of these MB", "1", { above: 0 }],
-  squared: ["Of these MB, what grows by its square", "0", { least: 0 }],
+  squared: ["Of these MB, what grows by its square", "0", mega],
   layers: ["Transformer layers, or 0", "12", whole(0)],
-  between: ["What a layer hands on, MB an example, or 0", "1.6", { least: 0 }],
+  between: ["What a layer hands on, MB an example, or 0", "1.6", mega],
   pieces: ["Pieces that a batch is taken in", "4", whole(1)],
   devices: ["Devices", "2", whole(1, 1e6)],
-  budget: ["Memory of a device, GB", "16", { above: 0 }],
+  budget: ["Memory of a device, GB", "16", { units: SIZES, of: 1e9, above: 0 }],
   link: ["Link between devices", "PCIE_3",
     Object.fromEntries(Object.entries(LINKS).map(([key, [name]]) => [key, name]))],
   time: ["Milliseconds that a device needs for an example", "40", { above: 0 }],
@@ -90,20 +110,26 @@ class Wrong extends Error {
   }
 }
 
+function amount(text, units, of) { // "1,234", "7B" or "1.5 GiB" as a number; NaN if it is none
+  const plain = text.trim().replace(/^\d{1,3}(,\d{3})+(?!\d)/, found => found.replaceAll(",", ""));
+  const [, figures, unit] = plain.match(/^([\d.]+(?:e[+-]?\d+)?)\s*([a-z]*)$/i) ?? [];
+  if (!unit) return Number(figures);
+  return Number((figures * units[unit.toLowerCase()] / of).toPrecision(15)); // 1.1 * 1e6 is more
+}
+
 function read(name, text) {
   const kind = FIELDS[name][2];
   if (FIELDS[name][1] in kind) {
     if (!Object.hasOwn(kind, text)) throw new Wrong(name, text, "none of the choices");
     return name === "slots" ? Number(text) : text;
   }
-  const { above = -Infinity, least = -Infinity, most = 1e15 } = kind;
-  const plain = text.trim().replace(/^\d{1,3}(,\d{3})+(?!\d)/, found => found.replaceAll(",", ""));
-  const number = /^[\d.]+(e[+-]?\d+)?$/i.test(plain) ? Number(plain) : NaN;
+  const { above = -Infinity, least = -Infinity, most = 1e15, units = {} } = kind;
+  const number = amount(text, units, kind.of);
   if (!(number > above && number >= least && number <= most)
       || kind.whole && !Number.isInteger(number)) {
     const range = above === 0 ? "above 0" : `from ${least}` + (most < 1e15 ? ` to ${most}` : " on");
     throw new Wrong(name, text, `not a ${kind.whole ? "whole " : ""}number ${range}, `
-      + `such as ${FIELDS[name][1]}`);
+      + `such as ${FIELDS[name][1]}${{ 1: " or 7B", 1e6: " or 1.2GB", 1e9: " or 80GB" }[kind.of] ?? ""}`);
   }
   return number;
 }
@@ -128,8 +154,8 @@ function readAll(texts) {
 
 function readSummary(text) {
   const count = kind => {
-    const found = text.match(new RegExp(`^\\W*${kind} params:\\s*([\\d,]+)`, "m"));
-    return found && Number(found[1].replaceAll(",", ""));
+    const found = text.match(new RegExp(`^\\W*${kind} params:\\s*([\\d.,]+[kMBT]?)`, "m"));
+    return found && amount(found[1], COUNTS, 1);
   };
   return { trained: count("Trainable") ?? count("Total"), others: count("Non-trainable") ?? 0 };
 }
@@ -177,6 +203,7 @@ function drawHeld(ways, given) {
   const bars = ways.map(way => make("li", {},
     make("a", { href: lessonOf(way.name) }, way.name), `: ${size(way.held)}, `,
     make("span", { class: fits(way).replaceAll(" ", "-") }, fits(way)),
+    ...way.write ? [make("code", {}, way.write)] : [],
     make("div", { class: "bar", "aria-hidden": "true" },
       ...PARTS.map(part => make("i", { class: part, style: `width: ${100 * way[part] / end}%` })),
       ...given.budget <= end ? [make("b", { style: `left: ${100 * given.budget / end}%` })] : [])));

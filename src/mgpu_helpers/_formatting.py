@@ -104,7 +104,8 @@ def error_line(error: BaseException) -> str:
         return " ".join(bold[1].split())
     if text.startswith("in user code:"):
         return text.splitlines()[-1].strip()
-    found = re.search(r"^(?:\s*\(\d+\) [A-Z_]+: )?(.+)\n\s*\[\[\{\{node", text, re.M)
+    above = r"^(?:\s*\(\d+\) [A-Z_]+: +)?(.+)\n(?: Cf\. .+\n)?\s*\[\[\{\{node"
+    found = re.search(above, text, re.M)
     return found[1].strip() if found else text.splitlines()[0]
 
 

@@ -634,7 +634,7 @@ def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
     except (AttributeError, ImportError) as error:
         raise RuntimeError(
             f"this Keras has no {KERAS[which]}, which mgpu_helpers has to mend for several "
-            "devices: take a version that the README names."
+            "devices: take a version that docs/package.md names."
         ) from error
     mended = _mended.setdefault(which, _Mended(owner, name, there))
     if made_of not in mended.makers:

@@ -46,12 +46,13 @@ MESSAGES = (
      "make it right after devices.setup, before the first tensor or dataset"),
     ("Could not start gRPC server", "The port in TF_CONFIG is taken",
      "end the older worker, or take another port"),
-    ("must have the same size and shape", "Gradients of unlike variables are added",
+    ("must have the same size and shape|with other shapes.*AddN",
+     "Gradients of unlike variables are added",
      "list the same variables in the same order in each tower"),
-    (r"Attempt to convert a value \(PerReplica",
+    (r"Attempt to convert a value \(PerReplica|using a PerReplica object|'PerReplica' (and|object)",
      "A value of each replica is used as one",
      "call strategy.reduce or strategy.experimental_local_results"),
-    ("Shape mismatch in the collective instance",
+    (r"Shape mismatch in the collective instance|Collective instance \d+ expected",
      "A second MirroredStrategy was made in the process, or a worker has other data",
      "restart the kernel and make one, in a cell of its own, and give all workers the same data"),
     ("Mixing different tf.distribute.Strategy|inside .with strategy.scope|colocate_vars_with|"
@@ -61,11 +62,19 @@ MESSAGES = (
     ("called while defining a new graph or a tf.function",
      "Replicas would add up within a function or a condition of their own",
      "leave out what only some steps do, jit_compile=True and a tf.function around the step"),
+    ("Trying to access resource",
+     "XLA compiles one step for several devices",
+     "leave out jit_compile=True, or train with fit.strategy or fit.use, which let it compile what "
+     "each device does"),
+    ("Unable to automatically build the model",
+     "Keras cannot build the model from a first batch",
+     "mend the exception that it names; a model with a train_step and no call takes fit.strategy"),
     ("nodes in a cycle|contains a cycle with", "An operation waits for itself",
      "let whole tasks wait for each other, not the operations in them"),
     ("Tensor had NaN values", "The loss or the weights are not a number",
      "look with fit.check for a replica without examples"),
 )  # fmt: skip
+LONGEST = 200  # letters that are shown of an error's own line
 _GPU = re.compile(r"cuda|cudnn|cublas|\bGPU\b|\bstream\b|\bcu[A-Z]\w+", re.I)
 
 
@@ -92,7 +101,9 @@ def explained(error: BaseException, device: str, details: Details, unknown: str)
         for gpu in nvml.query().gpus:
             if gpu.problem:
                 return gpu.problem
-    first = re.sub(r"\{\{.*?\}\} *| *\[Op:\w+\]", "", error_line(error))[:200].rstrip(".: ")
+    first = re.sub(r"\{\{.*?\}\} *| *\[Op:\w+\](?: name:)?", "", error_line(error)).rstrip(".: ")
+    if len(first) > LONGEST:
+        first = f"{first[:LONGEST].rpartition(' ')[0]} …"
     name, capability = details.get("device_name"), details.get("compute_capability")
     known = [device, name, capability and f"compute capability {capability[0]}.{capability[1]}"]
     which = ", ".join(filter(None, known))

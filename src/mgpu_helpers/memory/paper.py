@@ -102,10 +102,10 @@ def on_paper(
     would keep of the whole batch, and between those that a layer gives to the next one. layers are
     Transformer layers: where they are split, each has two sums over all devices in the forward pass
     and two in the backward pass. recomputed says that the forward pass runs twice. Without layers
-    and between, recompute, tensor parallel and pipeline are left out. pieces are those of
-    `fit.use`, which keeps the sum of their gradients beside those of one piece. link lies
-    between the devices, such as `scaling.links.NVLINK_3`, and to_host between each device and the
-    memory of the host.
+    and between, recompute, tensor parallel and pipeline are left out, and so are rows of devices
+    that share the batch, each of them a pipeline. pieces are those of `fit.use`, which keeps the
+    sum of their gradients beside those of one piece. link lies between the devices, such as
+    `scaling.links.NVLINK_3`, and to_host between each device and the memory of the host.
 
     Not counted are outputs, buffers, weights in a second precision, and memory in pieces that
     nothing fits into. `layout` of a way is what `fit.use` takes. It is None for ZeRO 1 and 3, and
@@ -167,5 +167,14 @@ def on_paper(
             sums * 2 * (n - 1))  # fmt: skip
         add("pipeline", w / n, g / n, s / n, mine, min(2, n - 1) * between, min(2, n - 1),
             options={"stages": n})  # fmt: skip
+        for rows in range(2, n // 2 + 1):  # each of which has the model once, in stages
+            stages, left = divmod(n, rows)
+            if left or stages > layers:
+                continue
+            cuts = min(2, stages - 1)
+            across = (rows - 1) / rows * 2 * g / stages
+            add(f"{rows} rows of {stages} stages", w / stages, g / stages, s / stages, mine,
+                cuts * between / rows + across, cuts + 2 * (rows - 1),
+                options={"stages": stages})  # fmt: skip
     add("state on the host", w, 0, 0, mine, w + g, 2, to_host, options={"state": "host"})
     return Paper(parameters, n, budget, tuple(ways))
