@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 FOLDER = "WARM_PYTHON"  # the environment variable: the folder of the socket and the program
 # The log level is silent already, as `devices.setup` would make it.
 READ_AT_IMPORT = re.compile(
-    "TF_(?!CPP_MIN_LOG_LEVEL$|CONFIG$|CLI_|NUM_INT)|TF2_(?!BEHAVIOR$)|XLA_|ONEDNN_|DNNL_|OMP_|KERAS_|LD_|"
-    "PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$)"
+    "TF_(?!CPP_MIN_LOG_LEVEL$|CONFIG$|CLI_|NUM_INT|OVERRIDE_)|TF2_(?!BEHAVIOR$)|XLA_|ONEDNN_|DNNL_|OMP_|"
+    "KERAS_|LD_|PYTHON(?!PATH$|UNBUFFERED$|DONTWRITEBYTECODE$)"
 )
 FIRST = re.compile(r"-u|-c|-m|[^-].*", re.DOTALL)
 PASSED_ON = (
