@@ -107,8 +107,8 @@ print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The losses on all devices are those of one device, to one part in a thousand. They are not equal
-# to the last digit, because several devices add up the same numbers in another order.
+# The losses on all devices are those of one device, to one part in a thousand: several devices add
+# up the same numbers in another order, which rounds differently.
 #
 # `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs. Without them, for example, each
 # `BatchNormalization` would see only the shard of its own device, and the losses would be others.
@@ -208,7 +208,7 @@ checks.idle(idle)
 # GPUs. If a GPU is missing, the command `mgpu` in a terminal says why.
 #
 # The words in bold mean the same in all lessons. Two more will come: a **tower** is a replica
-# written by hand, and the **per-device batch** is how many examples each device gets in a step.
+# written by hand, and the **per-device batch** is a device's number of examples.
 #
 # ## Where to go on
 #

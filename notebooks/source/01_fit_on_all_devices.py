@@ -156,8 +156,8 @@ for size in (8, 420):
 
 # %% [markdown]
 # With 420 images most of the step is work that two cores can share, so both together are faster,
-# unless other programs use them. They gain less than in the chart, which shows the quickest of
-# three steps; `fit` also makes batches, on the same cores. With 8 images one core is faster,
+# unless other programs use them. They may gain less than in the chart of the quickest step,
+# because `fit` also makes batches, on the same cores. With 8 images one core is faster,
 # because a step has fixed work, such as starting operations and the all-reduce, which does not
 # shrink with the batch. The brackets are wide because there are only five pairs of runs: in nine
 # of ten cases the median of many pairs would lie inside them.
@@ -330,7 +330,7 @@ checks.leaves_empty(leaves_empty)
 # the batch. If your learning rate was found with a batch of 64, `fit.check(model, data,
 # rate_for=64)` proposes another.
 #
-# Later lessons compare the ways to train with one small Transformer: four blocks, 0.9 million
-# weights, 32 texts of 64 letters. [One table](../docs/layouts.md) has all of them.
+# Later lessons compare ways to train with one small Transformer: four blocks, 0.9 million weights,
+# 32 texts of 64 letters ([the table](../docs/layouts.md#what-each-costs)).
 #
 # Next: [[next]].

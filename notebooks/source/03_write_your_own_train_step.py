@@ -114,8 +114,7 @@ plt.show()
 # Each device computes both networks for its half of the images, forward and backward. At the
 # first black line the gradients of the discriminator are added up, and at the second those of the
 # generator. The generator's loss needs scores of the updated discriminator, so these come after
-# the first line. The images for them can be made before it, because the generator has not
-# changed.
+# the first line. The images for them can be made before it.
 #
 # ## By hand
 #
@@ -149,8 +148,7 @@ for name, way in ways.items():
 #
 # So `fit` has to know which of these your loss is. It knows the losses of Keras. Any other it tests
 # in this way before the first update: it computes the loss of two parts of a batch and of both
-# together. If the loss is neither a mean nor a sum, `fit` refuses it. If it is a mean of another
-# kind, you say so in the step:
+# together. It refuses a loss that is neither a mean nor a sum, until you say in the step what it is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
@@ -159,7 +157,7 @@ for name, way in ways.items():
 # | a mean over `count` unmasked examples | `fit.loss(value, count)` | averaged by their counts |
 #
 # On one device `fit.loss` returns `value` unchanged. If your loss is none of these, gather what it
-# compares, as below, or take `fit.use`. Our GAN's losses are means, which `fit` found out.
+# compares, as below, or take `fit.use`. `fit` found out that our GAN's losses are means.
 #
 # ## Proof
 #
