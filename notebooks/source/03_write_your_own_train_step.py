@@ -148,7 +148,8 @@ for name, way in ways.items():
 #
 # So `fit` has to know which of these your loss is. It knows the losses of Keras. Any other it tests
 # in this way before the first update: it computes the loss of two parts of a batch and of both
-# together. It refuses a loss that is neither a mean nor a sum, until you say in the step what it is:
+# together. It refuses a loss that is neither a mean nor a sum, until you say in the step what it
+# is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
