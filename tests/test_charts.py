@@ -21,7 +21,7 @@ from _cards import Card, Ratio
 from conftest import ROOT, later
 from mgpu_helpers import charts, devices, memory, pipeline, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
-from mgpu_helpers.lessons import drawings, schedules
+from mgpu_helpers.lessons import compiled, drawings, schedules
 from mgpu_helpers.lessons.state import share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predicting import Predicted
@@ -571,7 +571,7 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     wait = ax.collections[3]
     assert wait.get_paths()[0].get_extents().x1 == 3000
     assert not len(wait.get_facecolor()) and wait.get_hatch()
-    assert {*labels_of(ax)} >= {"forward", "backward", "other"}
+    assert {"forward", "backward"} <= {*labels_of(ax)} and "other" not in labels_of(ax)
     assert rows_of(ax) == ["/CPU:1\n71% busy"]
     nets = step_of(*((name, "MatMul", "/CPU:1", start, 1.0) for start, name in enumerate(
         ("gradient_tape/made_1/MatMul", "judge_1/MatMul", "made_1/MatMul", "adam/Sub"))))
@@ -587,6 +587,23 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     assert [tuple(line.get_xdata()) for line in ax.lines] == [(3000, 3000)]
     heights = [np.ptp(path.vertices[:, 1]) for each in ax.collections for path in each.get_paths()]
     assert heights[:3] == pytest.approx([0.4, 0.4, 0.8])
+    over = step_of(("net/Conv2D", "Conv2D", "/CPU:1", 0.0, 3.0), ("Sub", "Sub", "/CPU:1", 1.0, 0.2))
+    ax = drawings.both_ways(over, SimpleNamespace(name="net"))  # beside what lies on the bar
+    assert [text.get_position()[0] for text in ax.texts if text.get_text() == "forward"] == [2100]
+
+
+def test_a_compiled_step_names_its_functions_and_variables_are_grey():
+    calls = [("StatefulPartitionedCall" + "_" * (n > 0) + str(n or ""), "StatefulPartitionedCall",
+              f"/CPU:{n % 2 + 1}", float(n), 1.0) for n in range(4)]  # fmt: skip
+    step = step_of(*calls, ("AssignVariableOp", "AssignVariableOp", "/CPU:1", 4.0, 0.5))
+    compiled.draw({"With XLA": step}, "gradients", "update")
+    ax = plt.gcf().axes[0]
+    found = [each.get_facecolor()[0] for each in ax.collections]
+    first, second = colour("/CPU:1"), colour("/CPU:2")
+    np.testing.assert_allclose(
+        found, [*map(to_rgba, (HOST, first, second, pale(first), pale(second)))]
+    )
+    assert [text.get_text() for text in ax.texts[-4:]] == ["gradients"] * 2 + ["update"] * 2
 
 
 def test_lines_and_dots_are_where_the_numbers_are():

@@ -22,6 +22,8 @@
 # model.fit(x, y, batch_size=64)   # 64 examples for all devices together
 # ```
 #
+# `pip install -e .` in this repository installs `mgpu_helpers` in your environment.
+#
 # The model is now trained by **data parallelism**. Each device has a copy of the model, a
 # **replica**, and computes the gradients of its part of the batch. The gradients of all replicas
 # are added up, and each replica makes the same update with the sum:
@@ -105,16 +107,16 @@ print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The losses on all devices are those of one device, to one part in a thousand. The last digits
-# differ, because several devices add up the same numbers in another order.
+# The losses on all devices are those of one device, to one part in a thousand: several devices add
+# up the same numbers in another order, which rounds differently.
 #
 # `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs. Without them, for example, each
 # `BatchNormalization` would see only the shard of its own device, and the losses would be others.
 #
 # ## Break it
 #
-# Suppose that you forget the strategy. The losses do not tell you, because they are the same
-# without it. A **trace** does: it is TensorFlow's record of what ran where. `trace.fit_step`
+# Suppose that you forget the strategy. One device then computes the same losses as all, so they
+# cannot tell you. A **trace** can: it is TensorFlow's record of what ran where. `trace.fit_step`
 # records one **step** of `fit`, which is one update of the weights, and leaves the model as it was.
 # The next cell lists which devices computed convolutions:
 
@@ -140,19 +142,20 @@ plt.show()
 # %% [markdown]
 # The bars of the devices overlap, so the devices worked at the same time. Below its name stands the
 # part of the step in which a device was *busy*. Bars of half the height ran at once on one device.
-# Grey is other work, such as the update.
+# Grey is other work, such as the update. A pale bar between dark ones is a piece of the backward
+# pass that needed only what was already there.
 #
-# In a hatched gap a device may be waiting for data, for a free core, or for the other device. The
-# devices wait for each other in both passes, because `BatchNormalization` needs a sum over the
-# whole batch. On GPUs you see short bars and long gaps, because a GPU has computed an operation of
-# so small a model before the host starts the next.
+# In a hatched gap a device may be waiting; short gaps stay white. `BatchNormalization` needs a sum
+# over the whole batch, so the devices wait for each other in both passes. On GPUs the bars are
+# short and the gaps long, because the model is so small that a GPU finishes an operation before the
+# host starts the next.
 #
 # ## On your own
 #
 # The solution is under each exercise: in JupyterLab, click *1 cell hidden*.
 #
 # **1.** This `build_on_all` makes the weights on one device. Change it so that `fit` trains on all
-# devices of the plan, with the numbers of one device.
+# devices of the plan, and its losses are those of one device.
 
 # %% tags=["exercise"]
 def build_on_all():
@@ -172,8 +175,8 @@ checks.on_all(build_on_all)
 
 # %% [markdown]
 # **2.** A trace has a list of operations, `step.ops`. Each operation has a `type` and a `device`.
-# Write `idle(step)`, which lists the devices of the plan that computed no convolution, in the order
-# of the plan. A longer type, such as `Conv2DBackpropInput`, is a convolution as well.
+# Write `idle(step)`, which lists the devices of the plan that computed no convolution, in any
+# order. A longer type, such as `Conv2DBackpropInput`, is a convolution as well.
 
 # %% tags=["exercise"]
 def idle(step):
@@ -200,13 +203,12 @@ checks.idle(idle)
 #
 # ## In practice
 #
-# Install `mgpu_helpers` in your environment by `pip install -e .` in this repository. Use
-# `fit.strategy` to train, and a trace to see which devices worked. For another number of devices,
-# start Jupyter with `MGPU_DEVICES=4`. `MGPU_MODE=cores` takes cores even if there are GPUs. If a
-# GPU is missing, the command `mgpu` in a terminal says why.
+# Use `fit.strategy` to train, and a trace to see which devices worked. For another number of
+# devices, start Jupyter with `MGPU_DEVICES=4`. `MGPU_MODE=cores` takes cores even if there are
+# GPUs. If a GPU is missing, the command `mgpu` in a terminal says why.
 #
 # The words in bold mean the same in all lessons. Two more will come: a **tower** is a replica
-# written by hand, and the **per-device batch** is how many examples each device gets in a step.
+# written by hand, and the **per-device batch** is a device's number of examples.
 #
 # ## Where to go on
 #

@@ -15,7 +15,8 @@
 #
 # Each device has a **replica** of the model, which computes the gradients of a **shard** of the
 # batch. An **all-reduce** returns the sum of the gradients to every replica, so the copies of the
-# weights stay equal. In the picture, a model with one weight, w, learns from five numbers:
+# weights stay equal. In the picture, a model with one weight, w, learns from five numbers, as in
+# [A step by hand](#A-step-by-hand):
 #
 # ![Two devices compute the gradients 5.6 and 16.4. The all-reduce returns their sum, 22, to both,
 # and each changes its own w from 1 to 0.78.](pictures/01_replicas.svg)
@@ -95,10 +96,9 @@ print(fit.check(model, data))
 #
 # ## What each device does
 #
-# We trace steps of 420 images, on one device and on all. What is built or run in a block of
-# `tf.device` is on that device. Each step has five convolutions. Two run forward. Backward, both
-# need the gradient of their kernel, and the second that of its input; the input of the first is the
-# images, which do not change.
+# We trace a step of 420 images, on one device (in a block of `tf.device`) and on all. Each step has
+# five convolutions: two run forward, two compute the gradients of the kernels, and one that of the
+# second layer's input. The first layer's input is the images, which need no gradient.
 
 # %%
 with tf.device(plan.devices[0]):
@@ -126,10 +126,11 @@ plt.show()
 # How many bytes of weights and optimizer state does each device hold?
 
 # %%
+strategy = fit.strategy(plan)  # for these devices, it is the same one each time
 for name, each in (("one", alone), ("all", model)):
     held = Counter()
     for variable in each.variables + each.optimizer.variables:
-        for copy in fit.strategy(plan).experimental_local_results(variable.value):
+        for copy in strategy.experimental_local_results(variable.value):
             held[devices.short(copy.device)] += copy.numpy().nbytes
     print(name, dict(held))
 
@@ -155,9 +156,11 @@ for size in (8, 420):
 
 # %% [markdown]
 # With 420 images most of the step is work that two cores can share, so both together are faster,
-# unless other programs use them. With 8 images one core is faster, because a step has fixed work,
-# such as starting operations and the all-reduce, which does not shrink with the batch. With many
-# more pairs of runs, the ratio would be within the brackets in nine of ten cases.
+# unless other programs use them. They may gain less than in the chart of the quickest step,
+# because `fit` also makes batches, on the same cores. With 8 images one core is faster,
+# because a step has fixed work, such as starting operations and the all-reduce, which does not
+# shrink with the batch. The brackets are wide because there are only five pairs of runs: in nine
+# of ten cases the median of many pairs would lie inside them.
 #
 # ## A step by hand
 #
@@ -243,7 +246,7 @@ cases = {"no cure": (uneven, one, False), "even batches": (even, of_even, False)
          "both cures": (even, of_even, True)}  # fmt: skip
 for name, (some, wanted, synchronized) in cases.items():
     ours = trained(plain.scope(), some, synchronized=synchronized)
-    print(f"{name:12} equal to 1e-6: {apart(ours, wanted) < 1e-6}")
+    print(f"{name:12} equal to 1e-12: {apart(ours, wanted) < 1e-12}")
 
 # %% [markdown]
 # We need both. Under the plain strategy Keras takes the mean of each shard, and these means count
@@ -321,18 +324,13 @@ checks.leaves_empty(leaves_empty)
 # - The weights were equal to those of one device to 1e-12; under the plain strategy they were equal
 #   only with both cures.
 #
-# ## Compared with other ways
-#
-# The lessons measure each way of training with one small Transformer: four blocks, 0.9 million
-# weights, 32 texts of 64 letters. The line in bold is of `fit.use`; `fit.strategy` was not
-# measured. The Transformer starts more operations than our network, and gains less.
-#
-# [[ways]]
-#
 # ## In practice
 #
 # Call `fit.check(model, data)` once, and time `fit` against one device. If you gain little, enlarge
 # the batch. If your learning rate was found with a batch of 64, `fit.check(model, data,
 # rate_for=64)` proposes another.
+#
+# Later lessons compare ways to train with one small Transformer: four blocks, 0.9 million weights,
+# 32 texts of 64 letters ([the table](../docs/layouts.md#what-each-costs)).
 #
 # Next: [[next]].

@@ -13,8 +13,8 @@
 # three quarters and one quarter, which gives 4.](pictures/03_shares.svg)
 #
 # Each device has a copy of the model, its **replica**, and runs your step on its part of the batch.
-# A mean there has to count by the device's share of the examples. `fit.strategy` sees to that, and
-# your step stays as it is:
+# There, a device's mean has to be multiplied by its share of the examples, as in the picture.
+# `fit.strategy` does that, and your step stays as it is:
 #
 # ```python
 # from mgpu_helpers import devices, fit
@@ -111,18 +111,18 @@ drawings.networks(step, "generator", "discriminator")
 plt.show()
 
 # %% [markdown]
-# Each device computes both networks for its half of the images. At the first black line the
-# gradients of the discriminator are added up, and at the second those of the generator. The
-# generator's loss needs scores of the updated discriminator, so these come after the first line.
-# The images for them can be made before it, because the generator has not changed.
+# Each device computes both networks for its half of the images, forward and backward. At the
+# first black line the gradients of the discriminator are added up, and at the second those of the
+# generator. The generator's loss needs scores of the updated discriminator, so these come after
+# the first line. The images for them can be made before it.
 #
 # ## By hand
 #
-# When is the sum of the replicas' gradients right? Suppose that four examples have the losses 1, 2,
-# 3 and 10, and that the first replica has three of them. Here are four ways to make one loss of
-# them. The third leaves out the second example, as a mask would. We print the loss of the replica
-# with `three` examples, of that with `one`, both `added`, and the loss of `all` four. Their
-# gradients behave in the same way:
+# When is the sum of the replicas' gradients right? Four examples have the losses 1, 2, 3 and 10;
+# the first replica has three of them. Here are four ways to make one loss of them; `mean of
+# counted` leaves out the second example, as a mask would. We print the loss of the replica with
+# `three` examples, of that with `one`, their sum (`added`), and the loss of `all` four. Gradients
+# behave in the same way:
 
 # %%
 losses, counted = np.array([1.0, 2.0, 3.0, 10.0]), np.array([1, 0, 1, 1])
@@ -143,13 +143,13 @@ for name, way in ways.items():
 # %% [markdown]
 # Only the sums of the replicas add up to the sum of all. The means give 12 instead of 4. They have
 # to count by their shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of
-# the three counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest there are no such
-# shares.
+# the three counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest, the shares would depend
+# on the losses: no count of examples gives them.
 #
 # So `fit` has to know which of these your loss is. It knows the losses of Keras. Any other it tests
 # in this way before the first update: it computes the loss of two parts of a batch and of both
-# together. If the loss is neither a mean nor a sum, `fit` refuses it, and you say in the step what
-# it is:
+# together. It refuses a loss that is neither a mean nor a sum, until you say in the step what it
+# is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
@@ -157,8 +157,8 @@ for name, way in ways.items():
 # | a sum over the examples | `fit.loss(value, "sum")` | added up |
 # | a mean over `count` unmasked examples | `fit.loss(value, count)` | averaged by their counts |
 #
-# On one device `fit.loss` returns `value` unchanged. The losses of our GAN are means, which `fit`
-# found out by itself.
+# On one device `fit.loss` returns `value` unchanged. If your loss is none of these, gather what it
+# compares, as below, or take `fit.use`. `fit` found out that our GAN's losses are means.
 #
 # ## Proof
 #
@@ -191,7 +191,8 @@ print("training changed the first kernel:", apart(small().get_weights()[:1], one
 #
 # A **contrastive loss** compares each example with all others of the batch. Here each image has two
 # views. `alike` says how much each first view is like every second view, and `own` how much it is
-# like the second view of its own image. The loss is small if `own` is the largest:
+# like the second view of its own image. The factor 5 sharpens the differences. The loss is small if
+# `own` is the largest:
 
 # %%
 class Contrast(keras.Sequential):
@@ -224,7 +225,7 @@ def contrast(kind):
 # be smaller, larger, or the same under `MirroredStrategy`?
 
 # %%
-one, before = trained(tf.device(plan.devices[0]), partial(contrast, Contrast), views)
+alone, before = trained(tf.device(plan.devices[0]), partial(contrast, Contrast), views)
 plain = tf.distribute.MirroredStrategy(plan.devices)
 _, after = trained(plain.scope(), partial(contrast, Contrast), views)
 print(f"first loss, one device:       {before['contrast'][0]:.2f}")
@@ -253,7 +254,7 @@ class Gathered(Contrast):
 
 both, after = trained(fit.strategy(plan).scope(), partial(contrast, Gathered), views)
 print(f"first loss: {after['contrast'][0]:.2f}")
-print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
+print("weights less than 1e-12 from one device:", apart(both, alone) < 1e-12)
 
 # %% [markdown]
 # Now each replica compares its images with all 64, and takes the mean over its own. `fit` finds
@@ -273,10 +274,10 @@ print("weights less than 1e-12 from one device:", apart(both, one) < 1e-12)
 #
 # ## On your own
 #
-# **1.** Write `weighted(losses, weights)`, which a step calls for the examples of its replica: the
-# sum of `weights * losses`, divided by the sum of `weights`. Make its gradient on all devices that
-# of one device, even if all weights of a replica are 0. The `count` of `fit.loss` may be a sum of
-# weights, and `tf.math.divide_no_nan` returns 0 for a division by 0.
+# **1.** Write `weighted(losses, weights)`, which a step calls for the examples of its replica:
+# the sum of `weights * losses`, divided by the sum of `weights`. On all devices its gradient has
+# to be that of one device, even if all weights of a replica are 0. The `count` of `fit.loss` may
+# be a sum of weights, and `tf.math.divide_no_nan` returns 0 for a division by 0.
 
 # %% tags=["exercise"]
 def weighted(losses, weights):

@@ -13,25 +13,25 @@
 # ```
 #
 # It does the same for `fit.use(model, plan)`. A GPU runs operations as **kernels**, and XLA makes
-# fewer of them. Here is a step of MobileNetV2 with 64 images on one H200:
+# fewer of them. Here is a step of the image network MobileNetV2 with 64 images, on one H200 whose
+# halves stand for two GPUs:
 #
-# | | kernels | time |
+# | two halves of the GPU | kernels | time |
 # |---|--:|--:|
-# | two halves of the GPU, `MirroredStrategy` without XLA | 11,578 | 97 ms |
-# | two halves, compiled by `fit.strategy(plan, synchronized=False)` | 2,059 | 47 ms |
-# | the whole GPU, plain Keras with XLA | 899 | 26.5 ms |
+# | `MirroredStrategy`, without XLA | 11,578 | 97 ms |
+# | `fit.strategy(plan, synchronized=False)`, with XLA | 2,059 | 47 ms |
 #
-# Only one GPU was there, so its halves stand for two GPUs. They compute in turns, so compare only
-# the first two lines: compiling saves half of the time. The last line is what two real GPUs have to
-# beat; nobody has tried yet. The times are
-# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200).
+# In both lines each BatchNormalization uses only the images of its device. Compiling saves half of
+# the time. The times are
+# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200), and the halves
+# compute in turns. How two real GPUs compare with one, nobody has measured.
 #
-# **In this lesson** all that a device does between two **exchanges**, in which devices send each
-# other something, such as gradients, becomes one compiled function. You prove that the weights stay
-# those of one device, and see what XLA makes faster even on a core.
+# In an **exchange**, devices send each other something, such as gradients. **In this lesson** all
+# that a device does between two exchanges becomes one compiled function. You prove that the weights
+# stay those of one device, and see what XLA makes faster even on a core.
 #
-# ![Each device runs two compiled functions; between these, gradients
-# cross.](pictures/08_functions.svg)
+# ![Each device runs two compiled functions; between these, gradients cross, and the first device
+# adds them up.](pictures/08_functions.svg)
 #
 # **You need** [[01]] and [[07]].
 
@@ -73,7 +73,7 @@ train = {"batch_size": 64, "epochs": 3, "shuffle": False, "verbose": 0}
 
 def build(optimizer="adam", **how):
     keras.utils.set_random_seed(0)
-    hidden = [keras.layers.Dense(32, "relu") for _ in range(6)]
+    hidden = [keras.layers.Dense(128, "relu") for _ in range(6)]
     model = keras.Sequential([keras.Input([784]), *hidden, keras.layers.Dense(10)])
     model.compile(optimizer, entropy, **how)
     return model
@@ -91,16 +91,17 @@ for device, operations in found:
 print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} stayed as they were")
 
 # %% [markdown]
-# The first two functions return the gradients of each device's share of the batch. The third adds
-# them up on the first device, one sum for each of 14 weights. The last two update each device's
-# weights with Adam. Two operations on single numbers stay.
+# The first two functions return the gradients of each device's share of the batch. The third, on
+# the first device, adds them up within the exchange, one sum for each of 14 weights. The last two
+# update each device's weights with Adam. Two operations on single numbers stay.
 #
 # ## By hand
 #
 # XLA refuses a function that uses variables of another device, and our model has all its variables
 # on the first one. So we write **pure functions**: the weights go in as arguments, and what changes
-# comes out as results. Keras's `stateless_call` calls a model with the weights that you give it.
-# `update` is SGD with momentum, which is shorter than Adam:
+# comes out as results. Keras's `stateless_call` calls a model with the weights that you give it,
+# and with a list of variables that are not trained, of which ours has none. `update` is SGD with
+# momentum, which is shorter than Adam:
 
 # %%
 first = plan.devices[0]
@@ -123,8 +124,8 @@ def update(weights, moves, means):
 
 
 # %% [markdown]
-# `state` holds the weights and momentum of each device. `step` calls `gradients` on each device,
-# lets the host average, and calls `update` on each. `jit` decides whether XLA compiles these two:
+# `stepper` makes such a step, and the weights and momentum of each device. `jit` says whether XLA
+# compiles `gradients` and `update`:
 
 # %%
 def put(variable, value):
@@ -132,7 +133,7 @@ def put(variable, value):
 
 
 def stepper(jit):
-    slopes, moved = [tf.function(each, jit_compile=jit) for each in (gradients, update)]
+    compute, change = [tf.function(each, jit_compile=jit) for each in (gradients, update)]
     state = {}
     for device in plan.devices:
         with tf.device(device):
@@ -140,15 +141,15 @@ def stepper(jit):
 
     @tf.function
     def step(x, y):
-        found = []
+        found = []  # 1. each device computes the gradients of its share
         for device, shard in zip(plan.devices, towers.split((x, y), len(plan))):
             with tf.device(device):
-                found.append(slopes(state[device][0], *shard))
-        with tf.device(plan.host):
+                found.append(compute(state[device][0], *shard))
+        with tf.device(plan.host):  # 2. the host averages them, weight by weight
             means = [tf.add_n(column) / len(plan) for column in zip(*found)]
-        for device in plan.devices:
+        for device in plan.devices:  # 3. each device changes its weights and momentum
             with tf.device(device):
-                tf.nest.map_structure(put, state[device], list(moved(*state[device], means)))
+                tf.nest.map_structure(put, state[device], list(change(*state[device], means)))
 
     return step, state
 
@@ -180,7 +181,8 @@ print("by hand differs by less than 1e-12:", apart(by_hand, on_one(momentum)) < 
 # %% [markdown]
 # ## What is started
 #
-# Here is the step by hand without XLA and with it. A compiled function counts as one operation:
+# We trace the step by hand without XLA and with it. `compiled.started` counts the operations that
+# compute, and leaves out those that read and write variables. A compiled function counts as one:
 
 # %%
 plain, _ = stepper(jit=False)
@@ -194,9 +196,9 @@ plt.show()
 
 # %% [markdown]
 # Without XLA, each device starts 108 operations, most of them so short that they are thin lines.
-# With XLA it starts two, the wide boxes: first `gradients`, then `update`. The thin lines beside
-# them read and write variables. In both cases the host starts 30, to cut the batch and to average
-# 14 gradients. Times change from run to run.
+# With XLA it starts two, the wide boxes. Both devices compute at once if each gets a core; on a
+# busy machine they take turns. A device's grey lines read and write variables. In both cases the
+# host starts 30, to cut the batch and to average 14 gradients. Times change from run to run.
 #
 # ## What is fused
 #
@@ -291,9 +293,10 @@ print(*(each.message for each in said))
 #
 # ## On GPUs
 #
-# A small kernel often takes longer to start than to run. On an H200, a step of ResNet-50 started
-# 7,259 kernels and took 113 ms without XLA, and 1,078 and 36.6 ms with it ([stored
-# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200)). This
+# A small kernel often takes longer to start than to run. On an H200, a step of the image network
+# ResNet-50 started 7,259 kernels and took 113 ms without XLA, and 1,078 and 36.6 ms with it; these
+# are [stored
+# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200). This
 # is three times as fast; a second GPU gives at most two.
 #
 # By default, each BatchNormalization uses the whole batch, which needs an exchange forward and one
@@ -330,9 +333,10 @@ checks.word_loss(word_loss)
 # ### Exercise 2
 #
 # XLA compiles again for each new size of a device's share. An epoch has batches of `batch`
-# examples; the last one has what is left, never fewer than there are devices. The shares of a batch
-# differ by at most one example. Write `sizes(examples, batch, devices)`, which returns how many
-# different sizes of shares there are in one epoch.
+# examples; the last one has what is left, never fewer than there are devices. `fit.strategy` shares
+# a batch more evenly than the plain strategy: its shares differ by at most one example. Write
+# `sizes(examples, batch, devices)`, which returns how many different sizes of shares there are in
+# one epoch.
 
 # %% tags=["exercise"]
 def sizes(examples, batch, devices):
@@ -356,13 +360,6 @@ checks.sizes(sizes)
 # - After three steps the weights differed by less than 1e-12 from those of one device.
 # - On one core, Adam's update was faster with XLA, and a matrix product was not.
 # - XLA refused a function that asks NumPy, and `fit` ran that operation by itself.
-#
-# ## Compared with other ways
-#
-# Compiled, the small Transformer of [[01]] starts eight operations, of which six are functions. A
-# trace does not see into these, so nothing stands under *adds*. On two cores nothing is gained:
-#
-# [[ways: 00 01]]
 #
 # ## In practice
 #

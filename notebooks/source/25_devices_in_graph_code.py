@@ -5,24 +5,24 @@
 # with `is being mapped to multiple devices`, or it runs and prints losses that change. Does it
 # train, and do both GPUs work at once?
 #
-# **In this lesson** you run such a program, from [Wonik Jang's article](../docs/sources.md#jang).
-# You find out what its loop trains, and mend it until both graphs train at once. Their weights are
-# then those of today's lines, to 1e-12:
+# **In this lesson** you run one that trains nothing, from [Wonik Jang's
+# article](../docs/sources.md#jang). You find out what its loop trains, and mend it, until both
+# graphs train at once. Their weights then agree to 1e-12 with those of this program of today:
 #
 # ```python
 # with tf.device(device):  # in a thread for each model
 #     model.fit(images, labels)
 # ```
 #
-# The error comes from `visible_device_list`, by which the program gives each session a GPU. A
-# process numbers its GPUs only once, so all sessions need the same list, and each graph is built
-# for a device of it:
+# The program gives each session a GPU by `visible_device_list`. But a process numbers its GPUs only
+# once, and a second list would number them anew: this is [the error](../docs/errors.md#mapped). So
+# all sessions need one list, and each graph is built for a device of it:
 #
 # ![Left: two sessions of one process list GPU 0 and GPU 1. Each calls its own GPU number 0, which
 # is an error. Right: the process has one list, and each graph is built for a device of
 # it.](pictures/25_one_list.svg)
 #
-# **You need** [[04]], [[05]], [[16]], [[18]] and [[23]].
+# **You need** [[04]], [[05]], [[16]], [[18]], [[23]] and [[24]].
 
 # %%
 from mgpu_helpers import devices
@@ -106,8 +106,9 @@ begin = [*map(weights_of, sessions)]
 # %% [markdown]
 # ## What does the loop train?
 #
-# The article's loop runs each session with each batch and fetches `cross_entropy:0`, the loss. Each
-# graph has five weights. Write down how many of them you expect to change in eight batches:
+# The article's loop runs each session with each batch and fetches `cross_entropy:0`, the loss. Ours
+# gives all batches to one session and then to the next, which trains the same. Each graph has five
+# weights. Write down how many of them you expect to change in eight batches:
 
 # %%
 images, labels = digits.load(512)
@@ -185,7 +186,8 @@ models = [*map(lesson_25.build, widths, begin, homes)]
 _ = at_once(train, models, homes)
 
 # %% [markdown]
-# New sessions begin with the same weights, and train for the same eight steps, also in threads:
+# New sessions begin with the same weights, because of `seed=9`, and train for the same eight steps,
+# also in threads:
 
 # %%
 sessions = [*map(start, widths, homes)]
@@ -243,7 +245,6 @@ for soft in (False, True):
 #
 # | in the sources | does it still work? | today |
 # |---|---|---|
-# | `/cpu:0`, `/gpu:1`, `tf.device` | yes | the same; names from `plan.devices` |
 # | `tf.ConfigProto` | in `tf1` | `tf.config`, before the first tensor |
 # | `log_device_placement` | yes | `tf.debugging.set_log_device_placement` |
 # | `allow_soft_placement` | yes, off by default | on by default ([[04]]) |
@@ -251,7 +252,6 @@ for soft in (False, True):
 # | `per_process_gpu_memory_fraction` | in the first session | `memory_limit`, in MiB ([[05]]) |
 # | `visible_device_list`, one for a script | in the first session | `mgpu run` |
 # | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
-# | `get_tensor_by_name` | yes | arguments of `fit` |
 # | `tf.train.RMSPropOptimizer` | in `tf1`; mean square from 1 | Keras's `RMSprop`, from 0 |
 #
 # | | a session for each device |
@@ -269,7 +269,7 @@ for soft in (False, True):
 #
 # **1.** Logs and programs write one device in several ways: `/gpu:1`, `/GPU:1`, `/device:GPU:1` and
 # `/job:localhost/replica:0/task:0/device:GPU:1`. Write `same(one, other)`, which returns True if
-# two strings name the same device of this process.
+# two strings name the same device of this process. Job, replica and task do not count.
 
 # %% tags=["exercise"]
 def same(one, other):

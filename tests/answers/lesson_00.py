@@ -29,6 +29,15 @@ def idle(step):
             left.pop(op.device, None)
     return tuple(left)
 """,
+        """
+def idle(step):
+    return {*plan.devices} - {op.device for op in step.ops if "Conv2D" in op.type}
+""",
+        """
+def idle(step):
+    worked = {op.device for op in step.ops if "Conv2D" in op.type}
+    return [device for device in plan.devices[::-1] if device not in worked]
+""",
     ],
 }
 
@@ -43,7 +52,7 @@ WRONG = {
         ("fit.strategy(plan)", "tf.distribute.MirroredStrategy()", "/CPU:0 computed convolutions"),
     ],
     2: [
-        ("    return [", "    _ = [", "in their order"),
-        ("plan.devices if", "plan.devices[::-1] if", "in their order"),
+        ("    return [", "    _ = [", "the function returns nothing"),
+        ("plan.devices if", "(*plan.devices, *plan.devices) if", "names from plan.devices"),
     ],
 }

@@ -6,14 +6,15 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from mgpu_helpers import charts, trace
-from mgpu_helpers.charts.base import panels
+from mgpu_helpers import trace
+from mgpu_helpers.charts.base import HOST, colour, label, pale, panels, rows, write
+from mgpu_helpers.trace.step import working
 
 MOVES = ("VariableOp", "Iterator", "Optional", "StridedSlice", "Identity", "VarHandle")
 IDLE = {"Const", "Placeholder", "Identity"}
+_CALL = re.compile(r"(?:Stateful)?PartitionedCall(?:_(\d+))?(?=/|$)")
 
 
 def functions(model: Any, x: Any, y: Any, **options: Any) -> tuple[list[tuple[str, int]], int]:
@@ -50,18 +51,29 @@ def started(step: trace.Trace) -> str:
     return ", ".join(f"{n} on {device}" for device, n in sorted(found.items()))
 
 
-def draw(steps: Mapping[str, trace.Trace], *names: str) -> None:
-    """Draw steps one below the other; in each, name a device's compiled functions, in order."""
-    with panels(len(steps), 1, figsize=(8, 4.6), sharex=True) as (_, grid):
+def draw(steps: Mapping[str, trace.Trace], dark: str, light: str) -> None:
+    """Draw steps one below the other: what each device's first function starts, and its second.
+
+    A step calls the first function on every device and then the second, and TensorFlow numbers its
+    calls. What is in neither, such as writing variables, is grey.
+    """
+    with panels(len(steps), 1, figsize=(8, 4.8), sharex=True) as (_, grid):
         for ax, (title, step) in zip(grid.flat, steps.items(), strict=True):
-            left = {device: iter(names) for device in step.devices}
-            ops = (  # which have the order of their starts
-                replace(op, name=next(left[op.device], op.name)) if "Call" in op.type else op
-                for op in step.ops
-            )
-            charts.timeline(replace(step, ops=tuple(ops)), ax, by="operation")
-            ax.set_title(title, loc="left")
-            ax.label_outer()
+            calls = {int(found[1] or 0) for op in step.ops if (found := _CALL.match(op.name))}
+            half, boxes = (max(calls) + 1) // 2, []
+            for op in sorted(working(step), key=lambda op: "Var" not in op.type):
+                call = _CALL.match(op.name)
+                first = call and int(call[1] or 0) < half
+                shade = colour(op.device) if call else HOST
+                bar = 1e3 * op.start, step.devices.index(op.device) - 0.38, 1e3 * op.length, 0.76
+                ax.broken_barh([bar[::2]], bar[1::2], linewidth=0.2, edgecolor="white",
+                               facecolor=shade if first or not call else pale(shade))  # fmt: skip
+                if "Call" in op.type:
+                    boxes.append((*bar, dark if first else light, "white"))
+            rows(ax, [f"{each}\n{1 - step.idle(each):.0%} busy" for each in step.devices])
+            label(ax, f"{title}. Dark: {dark}. Pale: {light}. Grey: other work",
+                  "time in the step, ms" if ax is grid.flat[-1] else "")  # fmt: skip
+            write(ax, boxes)
         ax.set_xlim(0, 1e3 * max(step.length for step in steps.values()))
 
 

@@ -438,30 +438,37 @@ def networks(step: Trace, dark: str, light: str, ax: Any = None) -> Any:
         found = layer(op.name, (dark, light), 1)
         return found if found in (dark, light) else "other"
 
-    ax = _in_two_shades(step, name, (dark, light), ax)
+    lines = [1e3 * op.end for op in _large(_meetings(step))]
+    ax = _in_two_shades(step, name, (dark, light), ax, lines)
     ax.set_title(f"{ax.get_title('left')}.\nBlack line: the gradients of all devices are added up",
                  loc="left")  # fmt: skip
-    for op in _large(_meetings(step)):
-        ax.axvline(1e3 * op.end, color=DARK, linewidth=1.2)
+    for end in lines:
+        ax.axvline(end, color=DARK, linewidth=1.2)
     return ax
 
 
 def _in_two_shades(
-    step: Trace, name: Callable[[Op], str], names: tuple[str, str], ax: Any = None
-) -> Any:
+    step: Trace, name: Callable[[Op], str], names: tuple[str, str], ax: Any = None,
+    lines: Sequence[float] = (),
+) -> Any:  # fmt: skip
     """Draw what has the first name dark, what has the second pale, and waits hatched.
 
-    What ran at once on a device has half the height.
+    What ran at once on a device has half the height. A name is written beside what lies on its bar,
+    and beside the lines.
     """
     step = _without_host(step)
     ax = axes(ax, size=(8, 1.4 + 0.6 * len(step.devices)))
     boxes, (dark, light) = [], names
     for row, device in enumerate(step.devices):
         shades = {dark: colour(device), light: pale(colour(device)), "other": HOST}
-        for start, end, low, high, word in _joined(step, device, name):
+        bars = _joined(step, device, name)
+        for place, (start, end, low, high, word) in enumerate(bars):
             ax.broken_barh([(start, end - start)], (row + low, high), facecolor=shades[word],
                            edgecolor="white", linewidth=0.4)  # fmt: skip
-            boxes.append((start, row + low, end - start, high, word, "white"))
+            if word != "other":
+                over = [(a, b) for a, b, *_ in bars[place + 1 :]] + [(at, at) for at in lines]
+                left, right = _free(start, end, over)
+                boxes.append((left, row + low, right - left, high, word, "white"))
     for row, device in enumerate(step.devices):
         for start, end in _waits(step, device):
             ax.broken_barh([(start, end - start)], (row - 0.4, 0.8), facecolor="none",
@@ -594,6 +601,15 @@ def _meetings(step: Trace) -> list[Op]:
 def _large(sums: Sequence[Op]) -> list[Op]:
     least = max((op.bytes for op in sums), default=0) / 10
     return [op for op in sums if op.bytes >= least]
+
+
+def _free(start: float, end: float, over: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Give the longest part of a stretch that none of others covers."""
+    free, reached = [], start
+    for a, b in [*sorted((a, b) for a, b in over if a < end and b > start), (end, end)]:
+        free.append((reached, max(a, reached)))
+        reached = max(reached, b)
+    return max(free, key=lambda part: part[1] - part[0])
 
 
 def _joined(

@@ -127,5 +127,5 @@ sizes = same_as(
             lambda examples, batch, devices: -(-examples // batch) * devices,
     },
     unknown="list the sizes of all shares, and count those that differ",
-    yes="right for eleven epochs, five of them drawn by lot",
+    yes="right for eleven epochs, five of them drawn at random",
 )  # fmt: skip

@@ -95,5 +95,5 @@ outside = same_as(
         ),
     },
     unknown="look the number up in the list, and what stands there in CUDA_VISIBLE_DEVICES",
-    yes="right for four programs, one of them drawn by lot",
+    yes="right for four programs, one of them drawn at random",
 )  # fmt: skip
