@@ -326,7 +326,7 @@ def _by_exchange(nodes: list[Node], users: Mapping[Node, Sequence[Node]]) -> lis
 def _in_two(
     nodes: list[Node], users: Mapping[Node, Sequence[Node]], ready: set[Node]
 ) -> list[list[Node]]:
-    """Let an island first do what others are ready to begin with, if that is little of it.
+    """Let an island first do what others are ready to begin with, if much is left for later.
 
     An island gives all at its end: a device that computes the loss of all, and then goes back
     through its own share, would let the others wait for that, too.
@@ -335,7 +335,8 @@ def _in_two(
     for node in reversed(nodes):
         if any(user in early or user in ready for user in users[node]):
             early.add(node)
-    if not early or len(early) > SMALL * len(nodes):
+    much = [node for node in nodes if node.elements != 1]  # no scalars, as Adam has many
+    if not early or sum(node not in early for node in much) < SMALL * len(much):
         return [nodes]
     return [[node for node in nodes if (node in early) is first] for first in (True, False)]
 
