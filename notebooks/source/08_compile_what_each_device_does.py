@@ -300,8 +300,8 @@ print(*(each.message for each in said))
 # is three times as fast; a second GPU gives at most two.
 #
 # By default, each BatchNormalization uses the whole batch, which needs an exchange forward and one
-# back. In MobileNetV2, 52 of them cut the step into 212 functions. `synchronized=False` leaves
-# these exchanges out.
+# back. In MobileNetV2, 52 of them cut the step into hundreds of functions. `synchronized=False`
+# leaves these exchanges out.
 #
 # ## On your own
 #
