@@ -123,7 +123,7 @@ def test_compiled_devices_compute_in_threads_of_their_own(tf, plan, tmp_path):
     threads = {
         line.id for plane in XSpace.FromString(file.read_bytes()).planes for line in plane.lines
         if "Eigen" in line.name
-        for event in line.events if "matmul" in plane.event_metadata[event.metadata_id].name.lower()
+        for event in line.events if "Thunk" in plane.event_metadata[event.metadata_id].name
     }  # fmt: skip
     assert len(threads) == len(plan)
 

@@ -16,7 +16,7 @@
 # Each device has a **replica** of the model, which computes the gradients of a **shard** of the
 # batch. An **all-reduce** returns the sum of the gradients to every replica, so the copies of the
 # weights stay equal. In the picture, a model with one weight, w, learns from five numbers, as in
-# [A step by hand](#A-step-by-hand):
+# *A step by hand*, below:
 #
 # ![Two devices compute the gradients 5.6 and 16.4. The all-reduce returns their sum, 22, to both,
 # and each changes its own w from 1 to 0.78.](pictures/01_replicas.svg)
