@@ -71,7 +71,7 @@ fewest = same_as(
             lambda batch, room, fixed, added, example: batch,
     },
     unknown="count what a step holds with 1, 2, 3, ... pieces, and take the first that fits",
-    yes="right for twelve steps, six of them drawn by lot",
+    yes="right for twelve steps, six of them drawn at random",
 )  # fmt: skip
 
 

@@ -79,7 +79,7 @@ fullest_holds = same_as(
             lambda sizes, n, stage: _holds(sizes, _fullest(sizes, n), stage) / 4,
     },
     unknown="which weights does the fullest device own, and what does it hold for the others?",
-    yes="right for three models at four stages, one of them drawn by lot",
+    yes="right for three models at four stages, one of them drawn at random",
 )  # fmt: skip
 
 

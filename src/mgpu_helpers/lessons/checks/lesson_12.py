@@ -98,7 +98,7 @@ def _said(right: Cut | None, got: Any, cuts: list[Cut], budget: int) -> str:
 choose = same_as(
     _choose, _cuts, told=_said, wrong=NOT_CHOSEN,
     changed="it changes the list that it is given: make a new one",
-    yes="right for eight lists of cuts, of two and of three parts, four of them drawn by lot",
+    yes="right for eight lists of cuts, of two and of three parts, four of them drawn at random",
 )  # fmt: skip
 
 
@@ -156,5 +156,5 @@ crossing = same_as(
             lambda model, names, batch: 8 * batch * _takes(model, names[-1:]),
     },
     unknown="what does each layer take, and how often does it cross?",
-    yes="right for eight lists of cuts, of two models, one of them drawn by lot",
+    yes="right for eight lists of cuts, of two models, one of them drawn at random",
 )  # fmt: skip

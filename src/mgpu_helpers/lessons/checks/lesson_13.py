@@ -101,5 +101,5 @@ fewest = same_as(
             ),
     },
     unknown="the bubble is a share of (p - 1)/(m + p - 1)",
-    yes="right for twelve trainings, five of them drawn by lot",
+    yes="right for twelve trainings, five of them drawn at random",
 )  # fmt: skip

@@ -91,5 +91,5 @@ crossing = same_as(
         ),
     },
     unknown="along a row go activations and their gradients, between rows weights and theirs",
-    yes="right for eight models, five of them drawn by lot",
+    yes="right for eight models, five of them drawn at random",
 )  # fmt: skip
