@@ -13,7 +13,7 @@ import mgpu_helpers
 from build_site import ROOMS
 from lessons import CLOSED, read
 from mgpu_helpers import charts
-from mgpu_helpers.lessons import drawings
+from mgpu_helpers.lessons import compiled, drawings, workers
 
 # The repository's address, such as https://github.com/name/mgpu: with it every lesson gets buttons
 # that open it on Colab, Kaggle and Binder, and the start page has the line that clones it.
@@ -109,7 +109,7 @@ def buttons(name: str) -> str:
 
 def drawn(code: str) -> str:
     """Say what a cell draws: what its chart says of itself, or the picture's title."""
-    rooms = {"charts": charts, "drawings": drawings}
+    rooms = {"charts": charts, "compiled": compiled, "drawings": drawings, "workers": workers}
     for call in ast.walk(ast.parse(code)):
         if isinstance(call, ast.Call):
             room, _, name = ast.unparse(call.func).rpartition(".")

@@ -93,7 +93,7 @@ def series() -> Iterator[str]:
 
 
 def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:
-    """Give each call of a chart in a lesson: its name, the lesson, the line, and its picture."""
+    """Give each call of a chart on a page: its name, the page, the line, and its picture."""
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         for cell in nbformat.read(path, as_version=4).cells:
             pictures = [
@@ -104,7 +104,10 @@ def charts_drawn() -> Iterator[tuple[str, str, str, bytes]]:
             for node in ast.walk(ast.parse(cell.source)) if pictures else ():
                 if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("charts."):
                     name = ast.unparse(node.func).removeprefix("charts.")
-                    yield name, path.stem, ast.unparse(node), base64.b64decode(pictures[-1])
+                    picture = base64.b64decode(pictures[-1])
+                    yield name, f"/notebooks/{path.stem}", ast.unparse(node), picture
+    ten_lines = (ROOT / "docs" / "ten_lines.png").read_bytes()
+    yield "timeline", "/docs/package", 'charts.timeline(step, by="layer")', ten_lines
 
 
 def public(room: str) -> dict[str, Any]:
@@ -148,7 +151,7 @@ def said(room: str, name: str) -> str:
 
 
 def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]) -> None:
-    """Write the page of a room, with the pictures that lessons draw with its charts."""
+    """Write the page of a room, with pictures that its charts have drawn."""
     name = f"mgpu_helpers.{room}"
     lines = [room, "=" * len(room), "", f".. automodule:: {name}", ""]
     lines += [f".. currentmodule:: {name}", ""]
@@ -163,10 +166,10 @@ def write_room(room: str, folder: Path, drawn: dict[str, tuple[str, str, bytes]]
                 continue
             lines += [f".. auto{kind}:: {each}"] + ["   :members:"] * (kind == "class") + [""]
             if room == "charts" and each in drawn and draws(value):
-                lesson, call, picture = drawn[each]
+                page, call, picture = drawn[each]
                 (folder / f"{each}.png").write_bytes(picture)
                 lines += [
-                    f"   What ``{call}`` draws in :doc:`/notebooks/{lesson}`:", "",
+                    f"   What ``{call}`` draws in :doc:`{page}`:", "",
                     f"   .. image:: {each}.png",
                     f"      :alt: {inspect.getdoc(value).splitlines()[0].replace('`', '')}", "",
                 ]  # fmt: skip
