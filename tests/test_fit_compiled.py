@@ -138,6 +138,12 @@ def test_others_wait_for_the_loss_of_all_and_not_for_a_way_back(keras, tf, plan,
     ran = [(where, n) for where, n in of_training(made).sizes if n > 5]
     assert [where for where, _ in ran] == [first, other, first, first, other, first]
     assert 3 * ran[2][1] <= ran[3][1]
+    made.clear()
+    with tf.device(plan.host):  # where all but the loss is little, the first device still gives it
+        model = fit_models.dense(keras.layers.Dense(5), jit_compile=True)
+        model.optimizer.build(model.trainable_variables)
+    fit.use(model, plan).fit(X[:20], Y[:20], batch_size=20, verbose=0)
+    assert [where for where, _ in of_training(made).sizes].count(first) == 3
 
 
 def test_replicas_that_compute_the_same_share_a_function(keras, plan, made):

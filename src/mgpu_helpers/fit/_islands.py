@@ -25,7 +25,7 @@ from mgpu_helpers.fit._recompute import AGAIN
 from mgpu_helpers.graph.walk import BRANCHES, LOOPS, called
 
 LEAST = 3  # operations that compute, for an island
-SMALL = 0.25  # of an island's operations
+SMALL = 0.25  # of an island's operations: less is not left for later
 LEAST_SENT = 250_000  # numbers: some of the gradients, and no statistics of a layer
 FREE = {"Identity", "Reshape", "Squeeze", "ExpandDims", "Shape", "StopGradient", CONSTANT}
 TASK = re.compile(r"(?:^|/)([FB]\d+)(?:/|$)")  # in a name: of a stage, which is not to be joined
