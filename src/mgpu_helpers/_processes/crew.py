@@ -15,7 +15,7 @@ from mgpu_helpers._processes.locks import Place
 from mgpu_helpers._processes.process import Running, held_back
 from mgpu_helpers._processes.terminal import Progress
 
-GLANCE = 0.03  # seconds between two looks at the running jobs
+GLANCE = 0.05  # seconds between two looks at the running jobs
 
 
 class Crew(abc.ABC):
