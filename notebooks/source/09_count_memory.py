@@ -272,6 +272,7 @@ checks.keeps_one(train)
 # ## In practice
 #
 # Count with `memory.predict` before you train, and take the first line of `memory.plan` that fits.
-# If your inputs have different lengths, count with the longest.
+# If your inputs have different lengths, count with the longest. If you have no model yet, the
+# [calculator](../docs/calculator.md) counts from a number of parameters, and compares grids of GPUs.
 #
 # Next: [[next]].
