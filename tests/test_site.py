@@ -246,7 +246,8 @@ QUESTIONS = {
     "multi gpu keras fit": "01 fit", "use two gpus": "01 fit", "how do I use all my GPUs": "01 fit",
     "jit_compile": "08", "XLA": "08", "GAN": "03", "LoRA": "tuning",
     "fine-tune gemma two gpus": "tuning", "torchrun": "21 compare", "kaggle": "kaggle",
-    "colab": "kaggle", "license": "index", "attention heads on two GPUs": "parts",
+    "colab": "kaggle", "train on two machines": "fit 21", "license": "index",
+    "attention heads on two GPUs": "parts",
     "layout": "layouts", "what is tested": "tests", "how many A100 for 7B": "paper calculator",
 }  # fmt: skip
 # What they ask in public, nearly in their words: the title of an issue, or of a question there.

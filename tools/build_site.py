@@ -70,6 +70,9 @@ def gather(source: Path) -> None:
     start.write_text(text, encoding="utf-8")
     for name in ("CHANGELOG.md", "README.md"):  # of the README the start page shows a part
         shutil.copy(ROOT / name, source)
+    # A changelog has every word that somebody might look for, and answers none of the questions.
+    changes = source / "CHANGELOG.md"
+    changes.write_text("---\nnosearch: true\n---\n" + changes.read_text("utf-8"), "utf-8")
 
 
 def offer(wheel: Path) -> str:
