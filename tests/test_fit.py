@@ -433,6 +433,21 @@ def test_what_was_made_outside_of_the_scope_is_named(keras, plan, outside):
     np.testing.assert_array_equal(model.get_weights()[0], [[1.0]])
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_layer_from_outside_of_the_scope_is_named_if_it_is_trained(keras, plan, trained):
+    inner = line(keras)
+    inner.trainable = trained
+    with fit.strategy(plan).scope():
+        model = keras.Sequential([keras.Input([1]), inner, keras.layers.Dense(1, name="top")])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    if trained:
+        with pytest.raises(ValueError, match=inner.weights[0].path):
+            fitted(model)
+    else:
+        fitted(model)
+        np.testing.assert_array_equal(inner.get_weights()[0], [[1.0]])
+
+
 def test_a_strategy_of_one_replica_is_left_alone(keras, tf, plan):
     with tf.distribute.MirroredStrategy(plan.devices[:1]).scope():
         model = line(keras)

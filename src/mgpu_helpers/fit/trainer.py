@@ -406,6 +406,14 @@ def _check_scope(model: Any, strategy: Any) -> None:
     in_one = several or not model.weights or isinstance(model.weights[0].value, copies)
     if in_one and not getattr(strategy, "of_fit", False):
         return  # TensorFlow's own, which keeps copies also for one replica
+    own = model.trainable_variables if several else []
+    outside = [v for v in own if not isinstance(v.value, copies)]
+    if outside:
+        raise ValueError(
+            f"{outside[0].path} of {model.name!r} was made outside of the scope: make all layers "
+            "that are trained in the `with fit.strategy(plan).scope()` in which the model is "
+            "compiled."
+        )
     iterations = getattr(model.optimizer, "iterations", None)
     copied = isinstance(getattr(iterations, "value", None), copies)
     if iterations is not None and copied != several:
