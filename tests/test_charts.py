@@ -286,7 +286,9 @@ def test_blame_draws_work_then_waits_by_name_and_counts_the_others():
     alone = ("a", "Add", "/CPU:1", 0, 1)
     loop = charts.blame(step_of(alone, edges=["aa"]))
     assert loop.get_title("right") == "waits not known" and len(loop.patches) == 1
-    assert not charts.blame(step_of(alone, launches_only=True)).patches
+    launched = step_of(alone, launches_only=True)
+    assert not charts.blame(launched).patches
+    assert "launches, not kernels" in charts.timeline(launched).get_title("right")
 
 
 def test_live_bytes_draws_megabytes_and_marks_where_the_backward_pass_begins():
@@ -520,7 +522,7 @@ def test_a_compiled_step_names_its_functions_and_variables_are_grey():
     np.testing.assert_allclose(
         found, [*map(to_rgba, (HOST, first, second, pale(first), pale(second)))]
     )
-    assert [text.get_text() for text in ax.texts[-4:]] == ["gradients"] * 2 + ["update"] * 2
+    assert labels_of(ax)[-4:] == ["gradients"] * 2 + ["update"] * 2
 
 
 def test_lines_and_dots_are_where_the_numbers_are():
@@ -592,10 +594,6 @@ def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
     held = [size for _, size in weights_held(state, step, one)]
     assert held == [240, 320, 400, 320, 240]
     assert share_of_weights(state, step) == 1
-    drawings.weights_along({"a step": (state, step)}, one)
-    (ax,) = plt.gcf().axes
-    assert ax.get_title("left") == "a step"
-    assert [line.get_xdata()[0] for line in ax.lines] == [0, 3]
 
 
 def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
@@ -609,9 +607,7 @@ def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
     assert [labels_of(ax) for ax in panels] == [[], *[["1", "2"]] * 3]
     shaded = [[(patch.get_x(), patch.get_width()) for patch in ax.patches] for ax in panels]
     assert shaded == [[], [(0, 2), (4, 1)], [(0, 2), (4, 4)], [(0, 2), (4, 1)]]
-    assert [ax.get_title("left") for ax in panels] == [
-        "step 0: 8.0 MB", "step 1: 2.0 MB, 25%", "step 2: 4.0 MB, 50%", "step 3: 4.0 MB, 50%",
-    ]  # fmt: skip
+    assert panels[-1].get_title("left") == "step 3: 4.0 MB, 50%"
 
 
 def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
