@@ -17,7 +17,7 @@ from mgpu_helpers.trace.records import Collective, Copy, lanes
 from mgpu_helpers.whatif import blame, changes, machine
 from mgpu_helpers.whatif.machine import Machine
 from mgpu_helpers.whatif.model import on_threads
-from mgpu_helpers.whatif.work import tasks_of, threads_of
+from mgpu_helpers.whatif.work import tasks_of
 
 MS = 1e-3
 FREE = Machine(0.0, 0.0)
