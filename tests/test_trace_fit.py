@@ -65,30 +65,20 @@ def test_a_step_of_fit_is_a_step_of_fit_and_leaves_the_model(tf, keras, plan):
     np.testing.assert_equal([v.numpy() for v in state(model)], before)
 
 
-def test_it_takes_what_fit_takes_and_warns_of_what_fit_does_besides(tf, keras, dense):
+def test_it_takes_what_fit_takes_and_warns_of_what_fit_does_besides(tf, dense):
     x, y = np.ones([4, 3], "f"), np.ones([4, 1], "f")
-
-    class Batches(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, i):
-            return x[i:], y[i:]  # the first has 4 examples
-
     both = [(x, y), (x[1:], y[1:])]
-    ways = [(x, y), both, iter(both), Batches(),
-            tf.data.Dataset.from_tensor_slices((x, y)).batch(4)]  # fmt: skip
+    ways = (x, y), iter(both), tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
     steps = [fit_step(dense, data) for data in ways]
     for more in {"jit_compile": True, "steps_per_execution": 5}, {"run_eagerly": True}:
         dense.compile("sgd", "mse", **more)
         with pytest.warns(UserWarning, match=".*".join(more)):
             steps.append(fit_step(dense, (x, y)))
     assert all(kinds(step) == kinds(steps[0]) for step in steps)
-    fed = [op.bytes for op in steps[0].ops if op.type == "Placeholder"]
-    assert sorted(fed) == [y.nbytes, x.nbytes]
     dense.compile("sgd", "mse")
     weighted = fit_step(dense, (x, y, np.ones(4, "f")))
-    assert sum(op.type == "Placeholder" for op in weighted.ops) == 3
+    fed = [op.bytes for op in weighted.ops if op.type == "Placeholder"]
+    assert sorted(fed) == [16, y.nbytes, x.nbytes]
 
 
 def test_a_model_is_traced_as_it_is_laid_out(keras, plan):
