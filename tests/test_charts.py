@@ -13,14 +13,13 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 
 from _cards import Card, Ratio
 from _chart import cards
 from conftest import later
 from mgpu_helpers import charts, devices, memory, pipeline, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
-from mgpu_helpers.lessons import compiled, drawings, schedules
+from mgpu_helpers.lessons import drawings, schedules
 from mgpu_helpers.lessons.state import share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predicting import Predicted
@@ -511,20 +510,6 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     assert [tuple(line.get_xdata()) for line in ax.lines] == [(3000, 3000)]
 
 
-def test_a_compiled_step_names_its_functions_and_variables_are_grey():
-    calls = [("StatefulPartitionedCall" + "_" * (n > 0) + str(n or ""), "StatefulPartitionedCall",
-              f"/CPU:{n % 2 + 1}", float(n), 1.0) for n in range(4)]  # fmt: skip
-    step = step_of(*calls, ("AssignVariableOp", "AssignVariableOp", "/CPU:1", 4.0, 0.5))
-    compiled.draw({"With XLA": step}, "gradients", "update")
-    ax = plt.gcf().axes[0]
-    found = [each.get_facecolor()[0] for each in ax.collections]
-    first, second = colour("/CPU:1"), colour("/CPU:2")
-    np.testing.assert_allclose(
-        found, [*map(to_rgba, (HOST, first, second, pale(first), pale(second)))]
-    )
-    assert labels_of(ax)[-4:] == ["gradients"] * 2 + ["update"] * 2
-
-
 def test_lines_and_dots_are_where_the_numbers_are():
     ax = charts.monitor(watched((0, 1), PHASES))
     names = [line.get_label().partition(", at most ") for line in ax.lines]
@@ -541,14 +526,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.ranges({"a": (1, 2), "b": (2, 2), "c": (1, 1)}, title="", across="", limit=1.5)
     said = [text.get_text().split(": ")[1] for text in ax.texts if ": " in text.get_text()]
     assert said == ["rent", "buy", "do not buy"]
-    ax = drawings.lab([{"option": "a", "driver": [0, 5e9, 4e9], "allocator": 2e9}], growth=1)
-    assert [bar.get_width() for bar in ax.patches] == [2, 3]
-    ops = [("m/sum/Add", "AddV2", "/CPU:1", 0.0, 0.004), ("b", "Mul", "/CPU:2", 0.0, 0.01)]
-    edges = ("a", "m/sum/Add"), ("b", "m/sum/Add"), ("a", "b")
-    both = step_of(*ops, ("a", "Mul", "/CPU:1", 0.0, 0.001), edges=edges)
-    one, two = drawings.stacked({"one": step_of(ops[0]), "two": both}).axes
-    assert one.get_xlim() == two.get_xlim() == (0, 10) and not one.lines
-    assert two.get_title("left") == "two: 10.0 ms" and list(two.lines[0].get_xdata()) == [4, 4]
     one, two = timing.Timing((3.0, 3.5, 4.0, 4.0, 4.0)), timing.Timing((2.0,) * 5)
     pairs = {16: timing.Comparison(one, two)}
     ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)

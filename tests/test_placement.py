@@ -66,11 +66,6 @@ def test_eager_operations_are_reported_by_their_type(tf, plan):
     assert as_tuples(found) == [  # and nothing of what ran outside the block
         ("AddV2", "AddV2", "/CPU:0"), ("MatMul", "MatMul", "/CPU:1"), ("AddV2", "AddV2", "/CPU:2"),
     ]  # fmt: skip
-    with pytest.raises(KeyError, match="AddV2 .*/CPU:0, /CPU:2"):
-        found.device_of("AddV2")
-    with pytest.raises(KeyError, match="Add .* AddV2, MatMul"):
-        found.device_of("Add")
-    assert found.device_of("MatMul") == "/CPU:1"
 
 
 def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_written(tf):
@@ -86,7 +81,7 @@ def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_wri
     with trace.placement() as found:
         both(image)
         tf.nn.conv2d(image, kernel, 1, "SAME")
-    assert found.device_of("sum") == "/CPU:0"
+    assert {row.device for row in found.rows if row.name == "sum"} == {"/CPU:0"}
     assert {"Conv2D", "BiasAdd"} <= {row.type for row in found.rows}
     assert not any("Mkl" in row.name + row.type for row in found.rows)
 
