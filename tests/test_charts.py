@@ -494,20 +494,12 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     device = colour("/CPU:1")
     assert bars_of(ax)[0][:3] == [(device, 0, 1000), (pale(device), 1000, 2000), (HOST, 3000, 3500)]
     wait = ax.collections[3]
-    assert wait.get_paths()[0].get_extents().x1 == 3000
-    assert not len(wait.get_facecolor()) and wait.get_hatch()
+    assert wait.get_paths()[0].get_extents().x1 == 3000 and wait.get_hatch()
     assert {"forward", "backward"} <= {*labels_of(ax)} and "other" not in labels_of(ax)
     nets = step_of(*((name, "MatMul", "/CPU:1", start, 1.0) for start, name in enumerate(
         ("gradient_tape/made_1/MatMul", "judge_1/MatMul", "made_1/MatMul", "adam/Sub"))))
     ax = drawings.networks(nets, "made", "judge")
     assert [bar[0] for bar in bars_of(ax)[0]] == [device, pale(device), device, HOST]
-    made = (("made/MatMul", "MatMul", at, 0.0, 1.0) for at in ("/CPU:1", "/CPU:2"))
-    more = step_of(*made, ("gradient_tape/made/Mul", "Mul", "/CPU:1", 0.5, 1.0),
-                   ("AddN", "AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
-    edges = (("gradients", "AddN"), ("gradients_1", "AddN"))
-    parts = [Op(name, "Sum", f"/CPU:{i}", 1.5, 0.1) for i, (name, _) in enumerate(edges, 1)]
-    ax = drawings.networks(replace(more, ops=(*more.ops, *parts), edges=edges), "made", "judge")
-    assert [tuple(line.get_xdata()) for line in ax.lines] == [(3000, 3000)]
 
 
 def test_lines_and_dots_are_where_the_numbers_are():
@@ -576,23 +568,18 @@ def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
     assert panels[-1].get_title("left") == "step 3: 4.0 MB, 50%"
 
 
-def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
+def test_steps_show_how_long_each_took_and_where_gradients_were_added():
     one, two = "/CPU:1", "/CPU:2"
     alone = step_of(("Conv2D", one, 0.0, 4.0), ("Conv2DBackpropInput", one, 4.0, 4.0),
                     ("Conv2DBackpropFilter", one, 5.0, 2.0))  # fmt: skip
     shared = step_of(("Conv2D", one, 0.0, 2.0), ("Relu", two, 1.0, 1.0),
                      ("Conv2D", two, 0.0, 1.0), ("AddN", one, 2.0, 1.0))  # fmt: skip
     ax = drawings.steps({"one": alone, "all": shared}, line="averaged")
-    paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
-    heights = [np.ptp(path.vertices[:, 1]) for path in paths]
-    assert heights == pytest.approx([0.8, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8])
     assert {"one: 8000 ms", "all: 3000 ms", "forward", "backward", "ReLU"} <= {*labels_of(ax)}
     assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
     more = replace(shared, ops=(*shared.ops, Op("late", "AddN", "/CPU:1", 3.0, 1.0)))
     ax = drawings.steps({"all": more}, last=True)
     assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
-    ax = drawings.steps({"one": alone}, numbered=True)
-    assert {"1 forward", "2 backward", "3 backward"} <= {*labels_of(ax)}
 
 
 def test_what_misses_its_target_is_crossed_out():

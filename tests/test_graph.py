@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
+from fit_models import policy
 from keras_models import built
 from mgpu_helpers import graph, pipeline
 from mgpu_helpers._layers import LayerGraph
@@ -215,11 +216,8 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(keras):
 
 
 def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(keras):
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with policy("mixed_float16"):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    finally:
-        keras.config.set_dtype_policy("float32")
     model.compile("sgd", "mse", auto_scale_loss=False)
     slots = graph.training_step(model, 4).slots
     assert [slot.name for slot in slots] == ["iteration", "learning_rate"]  # and no scale

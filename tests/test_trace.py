@@ -222,7 +222,8 @@ def test_a_new_value_ends_when_nobody_uses_what_was_read_before_it(read_at, last
 def test_busy_counts_overlapping_operations_once_and_devices_come_as_people_count():
     spans = [("/CPU:10", 0, 4), ("/CPU:10", 1, 1), ("/CPU:10", 3, 3), ("/CPU:10", 8, 2),
              ("/CPU:2", 2, 1), ("/CPU:2", 2, 1)]  # fmt: skip
-    copies = tuple(Copy("t", f"/CPU:{i}", "/CPU:0", i, 0, 0) for i in (10, 2, 2))
+    crossed = (10, 10), (2, 2), (2, 2), (2, None)  # of the last nobody knows how much
+    copies = tuple(Copy("t", f"/CPU:{i}", "/CPU:0", size, 0, 0) for i, size in crossed)
     trace = Trace(tuple(Op("op", "Add", *span) for span in spans), copies, {}, ())
     assert trace.length == 10 and trace.devices == ("/CPU:2", "/CPU:10")
     assert trace.busy("/CPU:10") == 8 and trace.idle("/CPU:10") == pytest.approx(0.2)
