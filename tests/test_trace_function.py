@@ -102,18 +102,22 @@ def test_the_graph_is_optimized_as_in_a_call_and_results_are_taken_where_they_ar
     assert (plan.devices[1], plan.devices[0]) not in step.bytes_between()
 
 
-def test_variables_of_any_kind_are_copied(tf, keras):
+def test_variables_of_any_kind_and_tables_are_copied(tf, keras):
     text, open_shape = tf.Variable("text"), tf.Variable([1.0], shape=[None])
     flag, half = tf.Variable(True), tf.Variable([1.0, 2.0], dtype=tf.bfloat16)
     weight, passed = keras.Variable([3.0, 4.0]), tf.Variable(5.0)
     random = tf.random.Generator.from_seed(1)
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 5.0)
+    table.insert(["a", "b"], [1.5, 2.5])
 
     def step(taken, passed):
+        table.insert(["a"], [3.5])
         open_shape.assign([1.0, 2.0, 3.0])
         with tf.control_dependencies([flag.assign(tf.logical_not(flag))]):
             return (
                 tf.strings.length(text), tf.size(open_shape.read_value()), flag.read_value(),
                 tf.reduce_sum(half), passed.assign_add(1.0), taken * 2, random.normal([2]),
+                table.lookup(tf.constant(["a", "b", "c"])),
             )  # fmt: skip
 
     got, _ = function_step(step, weight, passed)
@@ -121,6 +125,7 @@ def test_variables_of_any_kind_are_copied(tf, keras):
     assert passed.numpy() == 5
     assert open_shape.numpy().tolist() == [1.0] and flag.numpy()
     np.testing.assert_array_equal(got[6], random.normal([2]))
+    assert got[7].tolist() == [3.5, 2.5, 5] and float(table.lookup(tf.constant("a"))) == 1.5
 
 
 def test_what_makes_variables_may_do_so_once(tf, keras):
