@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import runpy
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -14,14 +13,13 @@ import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
-from matplotlib.patches import Rectangle
 
 from _cards import Card, Ratio
-from conftest import ROOT, later
+from _chart import cards
+from conftest import later
 from mgpu_helpers import charts, devices, memory, pipeline, timing, whatif
 from mgpu_helpers.charts.base import HOST, PALETTE, colour, pale
-from mgpu_helpers.lessons import compiled, drawings, schedules
+from mgpu_helpers.lessons import drawings, schedules
 from mgpu_helpers.lessons.state import share_of_weights, weights_held
 from mgpu_helpers.memory import MemoryUse, Monitor
 from mgpu_helpers.memory.predicting import Predicted
@@ -127,17 +125,6 @@ def in_pieces(stages, pieces, places):
     return step_of(*ops, constant, ("split", "Split", "/CPU:0", 0.0, 1e-5))
 
 
-def measured(names):
-    """Make the cards of three machines, each a little slower than the one before."""
-    return [
-        Card(name=name, date="2026-11-21", machine=machine, mode=mode, devices=2, versions={},
-             ratios=(Ratio("two towers, speed-up", 1.9 - 0.01 * i, None, True, 1.4, 2.1),
-                     Ratio("share of processes", 1.0 - 0.08 * i, 0.9),
-                     Ratio("cost of a Monitor", -0.01 + 0.025 * i, 0.02, False)))
-        for i, (machine, mode) in enumerate(MACHINES) for name in names
-    ]  # fmt: skip
-
-
 HELD = {
     "batch 128, counted": MemoryUse(2 * MB, 4 * MB, 2 * MB, 30 * MB),
     "batch 128, measured": MemoryUse(2 * MB, 4 * MB, 1 * MB, 31 * MB, 50 * MB),
@@ -153,30 +140,18 @@ QUEUE = ran([
     ("last", "core", 4, 0, 3.4, 3.5, "stopped"),
     ("never", None, None, None, None, None, "not started"),
 ], 3.5)  # fmt: skip
-SWEEP = ran([
-    (f"sweep_{i}", "GPU", gpu, slot, 0.9 * i, 0.9 * i + 0.1, "failed" if i % 3 else "done")
-    for gpu in range(4) for slot in range(3) for i in range(gpu, 12)
-], 12)  # fmt: skip
-cards = runpy.run_path(str(ROOT / "benchmarks" / "_chart.py"))["cards"]
-MACHINES = [
-    ("AMD EPYC, 2 cores", "cores"),
-    ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz, 16 cores", "cores"),
-    ("NVIDIA H200, 1 GPU, AMD EPYC 9654 96-Core Processor, 16 cores", "split-gpu"),
-]
 DRAW = {
     **{kind: lambda ax=None, kind=kind: getattr(charts, kind)(towers(8), ax)
        for kind in ("placement_map", "timeline", "live_bytes", "blame")},
     "layers": lambda ax=None: charts.timeline(towers(8), ax, by="layer"),
-    "cards and targets": lambda ax=None: cards(measured(["cores", "memory"]), ax, relative=True),
     "held": lambda ax=None: charts.held(HELD, ax),
     "monitor": lambda ax=None: charts.monitor(watched((), PHASES), ax),
     "GPUs": lambda ax=None: charts.monitor(watched((0, 1), PHASES[2:3]), ax),
     "jobs": lambda ax=None: charts.jobs(QUEUE, ax),
-    "jobs in slots": lambda ax=None: charts.jobs(SWEEP, ax),
     "stages": lambda ax=None: charts.pipeline(in_pieces(4, 2, ["/CPU:1", "/CPU:2"] * 2), ax),
 }  # fmt: skip
 NOTHING = {
-    "cards": lambda: cards([]), "held": lambda: charts.held({}),
+    "held": lambda: charts.held({}),
     "monitor": lambda: charts.monitor(Monitor()), "jobs": lambda: charts.jobs(ran([], 0)),
     "placement": lambda: charts.placement_map(Placement()),
     **{kind: lambda kind=kind: getattr(charts, kind)(EMPTY)
@@ -228,13 +203,9 @@ def test_nothing_draws_empty_axes(monkeypatch, name):
 
 
 def test_one_colour_per_device_and_grey_for_the_host():
-    cpus = [colour(f"/CPU:{i}") for i in range(9)]
+    cpus, gpus = ([colour(f"/{kind}:{i}") for i in range(10)] for kind in ("CPU", "GPU"))
     assert cpus[0] == HOST and len(set(cpus)) == 9
-    gpus = [colour(f"/GPU:{i}") for i in range(8)]
-    assert gpus == cpus[1:]  # the first device looks the same in every mode
-    assert colour("/GPU:8") == gpus[0] and colour("/CPU:9") == cpus[1]
-    red, green, blue = matplotlib.colors.to_rgb(HOST)
-    assert red == green == blue
+    assert gpus[:9] == cpus[1:]  # the first device looks the same in every mode
 
 
 # Steps
@@ -242,6 +213,10 @@ def test_one_colour_per_device_and_grey_for_the_host():
 
 def labels_of(ax):
     return [text.get_text() for text in ax.texts if text.get_text()]
+
+
+def shade_of(patch):
+    return matplotlib.colors.to_hex(patch.get_facecolor())
 
 
 def rows_of(ax):
@@ -289,37 +264,30 @@ def test_a_timeline_by_layer_makes_one_bar_of_neighbours_and_names_what_has_room
         box = text.get_window_extent().transformed(ax.transData.inverted())
         assert left <= box.x0 and box.x1 <= right
     assert len(bars_of(charts.timeline(made, by="type"))[0]) == 3  # a wait of a ms stays one
-    plain = charts.timeline(made)
-    assert len(bars_of(plain)[0]) == 5 and labels_of(plain) == []
-    # Sixty lanes beside each other: bars that are long enough, and not high enough, for letters.
-    beside = step_of(*((f"a/{i}", "Add", "/CPU:1", i / 1e4, 1.0) for i in range(60)))
-    assert labels_of(charts.timeline(beside, by="layer")) == []
 
 
 def test_blame_draws_work_then_waits_by_name_and_counts_the_others():
     spans = ("a", 2, 0, 6), ("b", 3, 6, 5), ("c", 4, 11, 4), ("d", 5, 15, 3), ("e", 1, 18, 2)
     ops = [(name, "Add", f"/CPU:{i}", start / 1e3, ms / 1e3) for name, i, start, ms in spans]
     chain = step_of(*ops, edges=itertools.pairwise("abcde"))
-    parts = [("works", 2, colour("/CPU:1")), ("a", 6, pale(colour("/CPU:2"))),
-             ("b", 5, pale(colour("/CPU:3"))), ("others (2)", 7, "#b0b0b0")]  # fmt: skip
-    words, wide, shades = zip(*parts, strict=True)
     ax = charts.blame(chain, shown=2)
-    bars = [bar for bar in ax.patches if round(bar.get_y() + 0.33) == 0]
-    assert [bar.get_width() for bar in bars] == pytest.approx(wide)
-    assert [bar.get_x() for bar in bars] == pytest.approx([0, 2, 8, 13])
-    assert tuple(matplotlib.colors.to_hex(bar.get_facecolor()) for bar in bars) == shades
-    assert tuple(labels_of(ax)[:4]) == words
+    drawn = [(text, round(bar.get_x(), 6), round(bar.get_width(), 6), shade_of(bar))
+             for text, bar in zip(labels_of(ax), ax.patches, strict=False)]  # fmt: skip
+    assert drawn[:4] == [
+        ("works", 0, 2, colour("/CPU:1")), ("a", 2, 6, pale(colour("/CPU:2"))),
+        ("b", 8, 5, pale(colour("/CPU:3"))), ("others (2)", 13, 7, "#b0b0b0"),
+    ]  # fmt: skip
     assert rows_of(ax)[0] == "/CPU:1\n10% at work" and ax.get_title("right") == ""
     one = step_of(*(op if op[2] == "/CPU:1" else (*op[:2], "/CPU:2", *op[3:]) for op in ops),
                   edges=itertools.pairwise("abcde"))  # fmt: skip
-    rest = charts.blame(one, shown=2).patches[3]  # all of them for one device
-    assert matplotlib.colors.to_hex(rest.get_facecolor()) == pale(colour("/CPU:2"))
-    ax = charts.blame(chain)
-    assert "d" in labels_of(ax)[:5] and not any("others" in text for text in labels_of(ax))
+    # All others for one device.
+    assert shade_of(charts.blame(one, shown=2).patches[3]) == pale(colour("/CPU:2"))
     alone = ("a", "Add", "/CPU:1", 0, 1)
     loop = charts.blame(step_of(alone, edges=["aa"]))
     assert loop.get_title("right") == "waits not known" and len(loop.patches) == 1
-    assert not charts.blame(step_of(alone, launches_only=True)).patches
+    launched = step_of(alone, launches_only=True)
+    assert not charts.blame(launched).patches
+    assert "launches, not kernels" in charts.timeline(launched).get_title("right")
 
 
 def test_live_bytes_draws_megabytes_and_marks_where_the_backward_pass_begins():
@@ -344,13 +312,11 @@ def test_a_pipeline_has_a_frame_for_each_task_under_its_name():
     frames = [c for c in drawn if not len(c.get_facecolor())]
     bars = [c for c in drawn if len(c.get_facecolor())]
     assert len(bars) == len(frames) == 16  # no constant, and nothing of the host
-    assert sum(bar.get_alpha() < 1 for bar in bars) == 8
     assert sorted(labels_of(ax)) == sorted("F0 F1 F2 F3 B0 B1 B2 B3".split() * 2)
     for text in ax.texts:
         x, y = text.get_position()
         (under,) = [bar for bar in bars if bar.get_paths()[0].contains_point((x, y + 0.3))]
         assert (text.get_text()[0] == "F") == (under.get_alpha() == 1)
-        assert any(frame.get_paths()[0].contains_point((x, y + 0.3)) for frame in frames)
     ax = charts.pipeline(in_pieces(4, 2, ["/CPU:1", "/CPU:2"] * 2))
     assert "0:F1" in labels_of(ax) and rows_of(ax)[0].startswith("/CPU:1, stages 0, 2\n")
 
@@ -380,8 +346,7 @@ def boxes_on(ax):
     found = []
     for text in boxed(ax):
         name, count = re.fullmatch(r"(.+?)(?: \((\d+)\))?", text.get_text()).groups()
-        shade = matplotlib.colors.to_hex(text.get_bbox_patch().get_facecolor())
-        found.append((shade, name, int(count or 1)))
+        found.append((shade_of(text.get_bbox_patch()), name, int(count or 1)))
     return found
 
 
@@ -402,12 +367,9 @@ def test_a_small_map_shows_operations_and_bytes_but_no_constants():
     assert "tower_1/given" in labels and "tower_2/beside" in labels and "total" in labels
     assert labels.count("360 kB") == 2 and not any("number" in label for label in labels)
     assert not any("kB" in label for label in labels_of(charts.placement_map(placed(towers(2)))))
-    trace = towers(8)
-    twice = replace(trace, copies=trace.copies * 2)
-    ax = charts.placement_map(twice)  # by scope, and bytes added up
-    labels = {text.get_text(): text.get_color() for text in ax.texts}
-    assert "tower_8 (3)" in labels and labels_of(ax).count("720 kB") == 8
-    assert all(labels[device] == colour(device) for device in trace.devices)
+    twice = replace(towers(8), copies=towers(8).copies * 2)
+    labels = labels_of(charts.placement_map(twice))  # by scope, and bytes added up
+    assert "tower_8 (3)" in labels and labels.count("720 kB") == 8
 
 
 def test_a_long_chain_and_a_loop_can_be_drawn():
@@ -418,18 +380,16 @@ def test_a_long_chain_and_a_loop_can_be_drawn():
 
 
 @pytest.mark.parametrize("made, most, clear", [
-    later(towers(8), 24, True), (layered(150, 4), 24, True), later(layered(40, 8, True), 24, False),
+    (layered(150, 4), 24, True), later(layered(40, 8, True), 24, False),
     later(layered(150, 8), 1, False), later(layered(150, 8), 90, False),
-], ids=["towers", "layers", "layers in towers", "one box", "many boxes"])  # fmt: skip
+], ids=["layers", "layers in towers", "one box", "many boxes"])  # fmt: skip
 def test_a_map_fits_a_page_counts_every_operation_and_keeps_arrows_clear(made, most, clear):
     ax = charts.placement_map(made, most=most)
     width, height = ax.figure.get_size_inches()
     assert width <= 12 and height <= 10
     drawn = boxes_on(ax)
     assert len(drawn) <= max(most, len(made.devices))
-    counted = Counter()
-    for shade, _, count in drawn:
-        counted[shade] += count
+    counted = Counter(itertools.chain(*([shade] * count for shade, _, count in drawn)))
     assert counted == Counter(colour(op.device) for op in made.ops if op.type != "Const")
     inside_and_apart(ax)
     boxes = [(box, box.get_window_extent()) for box in boxed(ax)]
@@ -450,10 +410,7 @@ def test_a_large_map_keeps_the_largest_and_folds_variables_and_the_rest():
     heavy = {re.sub("net_1/(.*)_1", r"\1", name) for name, _ in weight.most_common(12)}
     assert len(heavy - {"adam"}) > 10 and heavy - {"adam"} <= names.keys()
     inside = boxes_on(charts.placement_map(layered(150, net="big_1/net_1")))
-    own = re.compile("layer").sub
-    assert sorted(own("net/layer", n) for n in names) == sorted(n for _, n, _ in inside)
-    fewer = {name for _, name, _ in boxes_on(charts.placement_map(trace, most=6))}
-    assert {"variables", "others"} < fewer <= names.keys()
+    assert sorted(n.replace("layer", "net/layer") for n in names) == sorted(n for _, n, _ in inside)
     names = Counter(name for _, name, _ in boxes_on(charts.placement_map(layered(40, 8, True))))
     assert all(names[f"tower_{i}"] for i in range(8)) and not any("layer" in n for n in names)
     kinds = ("MatMul", 1), ("Mul", 2)  # in no scope: by what they are
@@ -474,25 +431,6 @@ def test_an_arrow_ends_at_the_box_that_uses_the_copy_and_feeds_the_others():
     ends = {(a.get_text(), b.get_text().removesuffix("/loss")) for a, b, _ in ways_of(ax)}
     assert {("y", "tower"), ("y", "alone")} <= ends and ("y", "gradients (2)") not in ends
     assert sorted(text for text in labels_of(ax) if text.endswith(" B")) == ["16 B", "32 B"]
-
-
-def test_a_loss_stands_right_of_the_layer_that_feeds_it_and_not_below_its_labels():
-    names = "x", "y", "net/product", "loss/cast", "loss/sub"
-    edges = [("x", "net/product"), ("y", "loss/cast"), ("net/product", "loss/sub")]
-    step = step_of(*((name, "Add", "/CPU:1", i, 1) for i, name in enumerate(names)), edges=edges)
-    boxes = boxed(charts.placement_map(step, most=4))
-    at = {text.get_text(): text.get_position()[0] for text in boxes}
-    assert at["x"] == at["y"] < at["net"] < at["loss (2)"]
-
-
-def test_arrows_there_and_back_are_not_on_the_same_line():
-    one, two = "/CPU:1", "/CPU:2"
-    copies = Copy("x/a:0", one, two, 4, 1, 0), Copy("y/b:0", two, one, 4, 2, 0)
-    ops = ("x/a", "Add", one, 0, 1), ("y/b", "Add", two, 1, 1), ("x/c", "Add", one, 2, 1)
-    step = step_of(*ops, edges=itertools.pairwise(["x/a", "y/b", "x/c"]), copies=copies)
-    ax = charts.placement_map(step, most=2)
-    there, back = (way for *_, way in ways_of(ax))
-    assert not np.allclose(there[len(there) // 2], back[len(back) // 2], atol=3)
 
 
 # Jobs, memory, costs
@@ -533,15 +471,6 @@ def test_names_of_jobs_keep_off_each_other_and_the_edge_and_failures_come_first(
     assert places["end of the day"].x1 == pytest.approx(9.9, abs=0.1)
 
 
-def test_long_jobs_keep_their_room_beside_short_ones_on_the_same_axis():
-    """What is over when the others are still running must not push their axes out."""
-    figure, (ax, other) = plt.subplots(2, figsize=(8, 4), sharex=True, layout="constrained")
-    charts.jobs(QUEUE, ax)
-    charts.jobs(ran([("short", "core", 4, 0, 0.0, 0.2, "done")], 0.2), other)
-    figure.draw_without_rendering()
-    assert ax.get_position().width > 0.8
-
-
 def test_spans_are_in_the_colour_of_the_device_of_their_model():
     ax = charts.spans({"a": [(0, 1), (2, 3)], "b": [(0.5, 1)]}, {"a": "/CPU:2", "b": "/CPU:1"})
     assert rows_of(ax) == ["a on /CPU:2", "b on /CPU:1"] and ax.get_xlim()[0] == 0
@@ -549,14 +478,10 @@ def test_spans_are_in_the_colour_of_the_device_of_their_model():
     assert bars_of(ax)[0] == [(two, 0, 1), (two, 2, 3), (one, 0.5, 1)]
 
 
-def ends(ax):
-    """List how far each stack of bars reaches, a list for each part."""
-    return [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
-
-
 def test_bars_are_as_long_as_what_they_stand_for():
     ax = charts.held(HELD)
-    assert ends(ax) == [[2, 2, 2], [6, 6, 6], [8, 7, 8], [38, 38, 8], [38, 88, 8]]
+    reached = [[bar.get_x() + bar.get_width() for bar in part] for part in ax.containers]
+    assert reached == [[2, 2, 2], [6, 6, 6], [8, 7, 8], [38, 38, 8], [38, 88, 8]]
     assert labels_of(ax) == ["38 MB", "88 MB", "8 MB"] and ax.yaxis_inverted()
 
 
@@ -569,41 +494,12 @@ def test_passes_are_dark_and_pale_other_work_grey_and_waits_hatched():
     device = colour("/CPU:1")
     assert bars_of(ax)[0][:3] == [(device, 0, 1000), (pale(device), 1000, 2000), (HOST, 3000, 3500)]
     wait = ax.collections[3]
-    assert wait.get_paths()[0].get_extents().x1 == 3000
-    assert not len(wait.get_facecolor()) and wait.get_hatch()
+    assert wait.get_paths()[0].get_extents().x1 == 3000 and wait.get_hatch()
     assert {"forward", "backward"} <= {*labels_of(ax)} and "other" not in labels_of(ax)
-    assert rows_of(ax) == ["/CPU:1\n71% busy"]
     nets = step_of(*((name, "MatMul", "/CPU:1", start, 1.0) for start, name in enumerate(
         ("gradient_tape/made_1/MatMul", "judge_1/MatMul", "made_1/MatMul", "adam/Sub"))))
     ax = drawings.networks(nets, "made", "judge")
     assert [bar[0] for bar in bars_of(ax)[0]] == [device, pale(device), device, HOST]
-    assert "Dark: made. Pale: judge." in ax.get_title("left") and not ax.lines
-    made = (("made/MatMul", "MatMul", at, 0.0, 1.0) for at in ("/CPU:1", "/CPU:2"))
-    more = step_of(*made, ("gradient_tape/made/Mul", "Mul", "/CPU:1", 0.5, 1.0),
-                   ("AddN", "AddN", "/CPU:1", 2.0, 1.0))  # fmt: skip
-    edges = (("gradients", "AddN"), ("gradients_1", "AddN"))
-    parts = [Op(name, "Sum", f"/CPU:{i}", 1.5, 0.1) for i, (name, _) in enumerate(edges, 1)]
-    ax = drawings.networks(replace(more, ops=(*more.ops, *parts), edges=edges), "made", "judge")
-    assert [tuple(line.get_xdata()) for line in ax.lines] == [(3000, 3000)]
-    heights = [np.ptp(path.vertices[:, 1]) for each in ax.collections for path in each.get_paths()]
-    assert heights[:3] == pytest.approx([0.4, 0.4, 0.8])
-    over = step_of(("net/Conv2D", "Conv2D", "/CPU:1", 0.0, 3.0), ("Sub", "Sub", "/CPU:1", 1.0, 0.2))
-    ax = drawings.both_ways(over, SimpleNamespace(name="net"))  # beside what lies on the bar
-    assert [text.get_position()[0] for text in ax.texts if text.get_text() == "forward"] == [2100]
-
-
-def test_a_compiled_step_names_its_functions_and_variables_are_grey():
-    calls = [("StatefulPartitionedCall" + "_" * (n > 0) + str(n or ""), "StatefulPartitionedCall",
-              f"/CPU:{n % 2 + 1}", float(n), 1.0) for n in range(4)]  # fmt: skip
-    step = step_of(*calls, ("AssignVariableOp", "AssignVariableOp", "/CPU:1", 4.0, 0.5))
-    compiled.draw({"With XLA": step}, "gradients", "update")
-    ax = plt.gcf().axes[0]
-    found = [each.get_facecolor()[0] for each in ax.collections]
-    first, second = colour("/CPU:1"), colour("/CPU:2")
-    np.testing.assert_allclose(
-        found, [*map(to_rgba, (HOST, first, second, pale(first), pale(second)))]
-    )
-    assert [text.get_text() for text in ax.texts[-4:]] == ["gradients"] * 2 + ["update"] * 2
 
 
 def test_lines_and_dots_are_where_the_numbers_are():
@@ -622,27 +518,6 @@ def test_lines_and_dots_are_where_the_numbers_are():
     ax = drawings.ranges({"a": (1, 2), "b": (2, 2), "c": (1, 1)}, title="", across="", limit=1.5)
     said = [text.get_text().split(": ")[1] for text in ax.texts if ": " in text.get_text()]
     assert said == ["rent", "buy", "do not buy"]
-    ax = drawings.workers([[(3, 3, 5), (5, 5, 7)], [(3, 4, 5), (5, 6, 7)]])
-    bars = [[path.get_extents() for path in each.get_paths()] for each in ax.collections]
-    assert [[(bar.x0, bar.x1) for bar in each] for each in bars[1:]] == [
-        [(0, 1), (2, 3)], [(1, 2), (3, 4)],  # alone in a step, and both
-        [(0, 1), (2, 3)], [(1, 1), (3, 3)], [(1, 2), (3, 4)],
-    ]  # fmt: skip
-    ax = drawings.lab([{"driver": None}], growth=10**9)
-    assert [bar.get_width() for bar in ax.patches[1::5]] == pytest.approx([0.6, 0.4])
-    ax = drawings.lab([{"option": "a", "driver": [0, 5e9, 4e9], "allocator": 2e9}], growth=1)
-    assert [bar.get_width() for bar in ax.patches] == [2, 3]
-    values = np.stack([np.full([2, 2, 1], 0.5), np.zeros([2, 2, 1])])
-    values[1, 0, 0] = -3
-    above, below = np.split(drawings.attributions(2 * values, values).images[0].get_array(), 2)
-    assert [*above[0, 0, :3]] == pytest.approx([0, 0, 0])  # ink; below it green, and purple beside
-    assert below[0, 0, 1] > below[0, 0, 0] and below[0, 2, 1] < below[0, 2, 0]
-    ops = [("m/sum/Add", "AddV2", "/CPU:1", 0.0, 0.004), ("b", "Mul", "/CPU:2", 0.0, 0.01)]
-    edges = ("a", "m/sum/Add"), ("b", "m/sum/Add"), ("a", "b")
-    both = step_of(*ops, ("a", "Mul", "/CPU:1", 0.0, 0.001), edges=edges)
-    one, two = drawings.stacked({"one": step_of(ops[0]), "two": both}).axes
-    assert one.get_xlim() == two.get_xlim() == (0, 10) and not one.lines
-    assert two.get_title("left") == "two: 10.0 ms" and list(two.lines[0].get_xdata()) == [4, 4]
     one, two = timing.Timing((3.0, 3.5, 4.0, 4.0, 4.0)), timing.Timing((2.0,) * 5)
     pairs = {16: timing.Comparison(one, two)}
     ax = drawings.speedups({"strong": pairs, "weak": pairs}, devices=2)
@@ -650,10 +525,8 @@ def test_lines_and_dots_are_where_the_numbers_are():
              for line, _, (bars,) in ax.containers]  # fmt: skip
     assert drawn == [(2, 1.5, 2), (4, 3, 4)] and labels_of(ax)[:2] == ["2.00", "4.00"]
     assert rows_of(ax) == ["strong, batch of 32", "weak, batch of 16 \N{RIGHTWARDS ARROW} 32"]
-    few = timing.Comparison(*(timing.Timing(each.seconds[:3]) for each in (one, two)))
-    for unknown in (timing.Comparison(one, one), few):
-        ax = drawings.speedups({"strong": {16: unknown}}, devices=2)
-        assert ax.texts[0].get_text() == "cannot be\ntold apart"
+    ax = drawings.speedups({"strong": {16: timing.Comparison(one, one)}}, devices=2)
+    assert ax.texts[0].get_text() == "cannot be\ntold apart"
     held = [("model/a_1/MatMul", 8 * MB, 0, 3), ("small", 1, 0, 3),
             ("gradient_tape/a/Mul", 4 * MB, 1, 2)]  # fmt: skip
     made = tuple(Allocation(op, "/CPU:1", size, *times) for op, size, *times in held)
@@ -679,10 +552,6 @@ def test_weights_along_a_step_are_those_owned_and_copies_until_their_last_use():
     held = [size for _, size in weights_held(state, step, one)]
     assert held == [240, 320, 400, 320, 240]
     assert share_of_weights(state, step) == 1
-    drawings.weights_along({"a step": (state, step)}, one)
-    (ax,) = plt.gcf().axes
-    assert ax.get_title("left") == "a step"
-    assert [line.get_xdata()[0] for line in ax.lines] == [0, 3]
 
 
 def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
@@ -696,51 +565,29 @@ def test_what_runs_forward_is_shaded_and_numbered_at_the_top_after_it():
     assert [labels_of(ax) for ax in panels] == [[], *[["1", "2"]] * 3]
     shaded = [[(patch.get_x(), patch.get_width()) for patch in ax.patches] for ax in panels]
     assert shaded == [[], [(0, 2), (4, 1)], [(0, 2), (4, 4)], [(0, 2), (4, 1)]]
-    assert [ax.get_title("left") for ax in panels] == [
-        "step 0: 8.0 MB", "step 1: 2.0 MB, 25%", "step 2: 4.0 MB, 50%", "step 3: 4.0 MB, 50%",
-    ]  # fmt: skip
+    assert panels[-1].get_title("left") == "step 3: 4.0 MB, 50%"
 
 
-def test_steps_show_what_ran_at_once_and_where_gradients_were_added():
+def test_steps_show_how_long_each_took_and_where_gradients_were_added():
     one, two = "/CPU:1", "/CPU:2"
     alone = step_of(("Conv2D", one, 0.0, 4.0), ("Conv2DBackpropInput", one, 4.0, 4.0),
                     ("Conv2DBackpropFilter", one, 5.0, 2.0))  # fmt: skip
     shared = step_of(("Conv2D", one, 0.0, 2.0), ("Relu", two, 1.0, 1.0),
                      ("Conv2D", two, 0.0, 1.0), ("AddN", one, 2.0, 1.0))  # fmt: skip
     ax = drawings.steps({"one": alone, "all": shared}, line="averaged")
-    paths = [path for each in ax.collections[:-1] for path in each.get_paths()]
-    heights = [np.ptp(path.vertices[:, 1]) for path in paths]
-    assert heights == pytest.approx([0.8, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8])
-    titles = labels_of(ax)
-    assert titles[:2] == ["one: 8000 ms", "all: 3000 ms"]
-    assert {"forward", "backward", "ReLU"} <= {*titles[2:]}
-    legend = ax.get_legend()
-    assert [text.get_text() for text in legend.get_texts()][1:] == ["other work", "averaged"]
-    shades = [patch.get_facecolor() for patch in legend.findobj(Rectangle)[:4]]
-    assert shades == [to_rgba(colour(at), alpha) for alpha in (1, 0.4) for at in (one, two)]
+    assert {"one: 8000 ms", "all: 3000 ms", "forward", "backward", "ReLU"} <= {*labels_of(ax)}
     assert ax.collections[-1].get_segments()[0][:, 0] == pytest.approx([3000, 3000])
-    assert rows_of(ax) == ["/CPU:1", "/CPU:1", "/CPU:2"]
     more = replace(shared, ops=(*shared.ops, Op("late", "AddN", "/CPU:1", 3.0, 1.0)))
     ax = drawings.steps({"all": more}, last=True)
     assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
-    kernel, bias, own = (Op(f"{n}", "AddN", one, 3.0, n / 1000, bytes=n) for n in (1000, 8, 999))
-    both = (("0", "1000"), ("2", "1000"), ("0", "8"), ("2", "8"), ("0", "999"))  # what each adds
-    more = replace(shared, ops=(*shared.ops, kernel, bias, own), edges=both)
-    ax = drawings.steps({"all": more}, numbered=True)
-    assert [line[0, 0] for line in ax.collections[-1].get_segments()] == pytest.approx([4000])
-    ax = drawings.steps({"one": alone}, numbered=True)
-    assert {"1 forward", "2 backward", "3 backward"} <= {*labels_of(ax)}
-    thin = [("Conv2D", one, start, 0.01) for start in (5.0, 5.02, 8.0)]
-    ax = drawings.steps({"one": step_of(*thin, ("Relu", one, 0.0, 5.0))}, numbered=True)
-    assert {"1 2 ", "3 "} <= {*labels_of(ax)}
 
 
-def test_cards_lie_beside_each_other_and_what_misses_its_target_is_crossed_out():
-    ax = cards(measured(["cores"]))
-    single = [line for line in ax.lines if len(line.get_xdata()) == 1]
-    for marker, wanted in (("^", [1.88, 0.84, 0.04]), ("x", [0.84, 0.04])):
-        drawn = [line.get_xdata()[0] for line in single if line.get_marker() == marker]
-        assert drawn == pytest.approx(wanted)
+def test_what_misses_its_target_is_crossed_out():
+    found = Ratio("met", 1.9, None, True, 1.4, 2.1), Ratio("missed", 0.84, 0.9)
+    made = Card(name="a", date="", machine="m", mode="cores", devices=2, versions={}, ratios=found)
+    single = [line for line in cards([made]).lines if len(line.get_xdata()) == 1]
+    drawn = [(line.get_marker(), line.get_xdata()[0]) for line in single]
+    assert drawn[:3] == [("o", 1.9), ("o", 0.84), ("x", 0.84)]
 
 
 # Of lessons

@@ -1,4 +1,4 @@
-"""What a function asks for, counted from its graph: against sums by hand, papers and real runs."""
+"""What a function asks for, counted from its graph: against sums by hand."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import warnings
 import numpy as np
 import pytest
 
+from fit_models import policy
 from keras_models import built
 from mgpu_helpers import graph, pipeline
 from mgpu_helpers._layers import LayerGraph
 from mgpu_helpers.graph import cuts
-from mgpu_helpers.trace import Op, Trace, function_step
+from mgpu_helpers.trace import Op, Trace
 
 # FLOP
 
@@ -30,13 +31,6 @@ def test_an_lstm_and_a_transformer_by_hand(plan):
         assert graph.flops(model, batch=5, training=True) == 5 * (3 * forward[name] - spared)
 
 
-@pytest.mark.thorough
-def test_a_published_count_of_multiply_adds(tf):
-    """MobileNetV2: 300 M (Sandler et al., 2018, table 4)."""
-    mobilenet = tf.keras.applications.MobileNetV2((224, 224, 3), weights=None)
-    assert graph.flops(mobilenet) / 2 == pytest.approx(300e6, rel=0.02)
-
-
 def back(tf, x, w):
     with tf.GradientTape() as tape:
         tape.watch([x, w])
@@ -52,8 +46,6 @@ def back(tf, x, w):
      2 * (2 * 36 * 6) * 9),
     (lambda tf, x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME"), ([2, 8, 8, 3], [3, 3, 3, 2]),
      2 * (2 * 8 * 8 * 6) * 9),
-    (lambda tf, x, w: tf.nn.conv3d(x, w, [1] * 5, "VALID"), ([1, 4, 4, 4, 2], [2, 2, 2, 2, 7]),
-     2 * (27 * 7) * (8 * 2)),
     (back, ([1, 4, 4, 4, 2], [2, 2, 2, 2, 7]), 2 * 2 * (8 * 7) * 16),
     (lambda tf, x, w: tf.nn.conv2d_transpose(x, w, [2, 16, 16, 5], 2), ([2, 8, 8, 3], [3, 3, 5, 3]),
      2 * (2 * 8 * 8 * 3) * (9 * 5)),
@@ -109,11 +101,6 @@ def test_a_loop_counts_as_often_as_it_runs(tf, rounds):
             x = x @ x
         return x
 
-    def over(x, several):
-        for each in several:
-            x = x @ each
-        return x
-
     def beside(x):  # a product that goes round and that nobody takes out
         _, x, _ = tf.while_loop(lambda i, x, y: i < rounds, lambda i, x, y: (i + 1, x @ x, y @ y),
                                 (0, x, x))  # fmt: skip
@@ -133,7 +120,6 @@ def test_a_loop_counts_as_often_as_it_runs(tf, rounds):
         return tape.gradient(y, x)
 
     assert graph.flops(by_number, square) == graph.flops(beside, square) == 2000 * rounds
-    assert graph.flops(over, square, several) == 2000 * rounds
     assert graph.flops(lambda s: tf.map_fn(lambda x: x @ x, s), several) == 2000 * rounds
     assert graph.flops(twice, square) == 6000 * rounds
     assert graph.flops(back, square) == 3 * 2000 * rounds
@@ -167,18 +153,6 @@ def test_what_data_decide_is_not_known_and_says_why(tf):
         said = graph.count(function, given)
         assert said.flops is None and "not known" in repr(said)
         assert all(word in said.reason for word in why)
-
-
-@pytest.mark.thorough
-def test_a_loop_runs_the_products_that_were_counted(plan):
-    """Keras's LSTM takes its gradients in a loop, with one product that nobody uses."""
-    model, x, y = built("lstm", 4)
-
-    def step(x, y):
-        return model.train_step((x, y))
-
-    ran = sum(op.type == "MatMul" for op in function_step(step, x, y)[1].ops)
-    assert ran == 2 + 24 * (2 + 2 + 4 + 3)  # the scores' product and bias run as one operation
 
 
 # The training step as a graph
@@ -242,23 +216,19 @@ def test_a_step_with_what_cannot_be_made_twice_leaves_it_whole(keras):
 
 
 def test_a_loss_that_compile_was_told_not_to_scale_is_not_scaled(keras):
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with policy("mixed_float16"):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    finally:
-        keras.config.set_dtype_policy("float32")
     model.compile("sgd", "mse", auto_scale_loss=False)
     slots = graph.training_step(model, 4).slots
     assert [slot.name for slot in slots] == ["iteration", "learning_rate"]  # and no scale
 
 
-def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf, keras, of_four):
+def test_models_of_several_inputs_and_outputs(keras, of_four):
     layers = keras.layers
     a, b = keras.Input((3,), name="a"), keras.Input((4,), name="b")
     one, two = layers.Dense(2, name="one")(a), layers.Dense(5, name="two")(b)
     both = keras.Model({"a": a, "b": b}, {"one": one, "two": two})
     assert graph.flops(both) == 2 * (3 * 2 + 4 * 5)
-    assert graph.flops(both, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
     both.compile("sgd", {"one": "mse"})  # what has no loss has no gradient
     assert graph.flops(both, training=True) == 2 * (2 * 3 * 2)
     keyed = keras.Model({"a": a, "b": b}, {"k": one, "l": two})
@@ -266,19 +236,7 @@ def test_models_of_several_inputs_and_outputs_and_subclassed_ones(tf, keras, of_
     assert graph.flops(keyed, training=True) == 2 * 2 * (3 * 2 + 4 * 5)
     types = [op.type for op in graph.training_step(keyed, 2, None).concrete.graph.get_operations()]
     assert "SparseSoftmaxCrossEntropyWithLogits" in types
-
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(2)
-
-        def call(self, x):
-            return self.dense(x)
-
-    own = Own()
-    own(tf.zeros([8, 3]))
-    assert graph.flops(own) == 12 and graph.flops(own, batch=8, training=True) == 2 * 12 * 8
-    assert [graph.parameters(model) for model in (own, of_four)] == [8, 8 + 4 * 2]
+    assert graph.parameters(of_four) == 8 + 4 * 2
     assert graph.parameters(of_four, trainable=True) == 8 + 2 * 2
     assert graph.flops(of_four, batch=4) == 4 * 12
 

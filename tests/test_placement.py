@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from mgpu_helpers import trace
-from mgpu_helpers.trace.log import Placed, Placement
 
 ROWS = [
     ("host/total", "AddV2", "/CPU:0"),
@@ -31,12 +30,12 @@ def program(plan):
         return tf.add(product, twice, name="total")
 
 
-def classic(plan, *, log=True):
+def classic(plan):
     import tensorflow as tf
 
     with tf.Graph().as_default() as graph:
         total = program(plan)
-    config = plan.session_config(log_placement=log)
+    config = plan.session_config(log_placement=True)
     with tf.compat.v1.Session(graph=graph, config=config) as session:
         return session.run(total)
 
@@ -58,16 +57,6 @@ def test_classic_and_modern_agree(tf, plan):
         assert [row for row in as_tuples(other) if row[1] != "Identity"] == ROWS
 
 
-def test_raw_keeps_the_lines_as_tensorflow_wrote_them(plan):
-    with trace.placement() as found:
-        classic(plan)
-    assert len(found.raw) == 4
-    assert "twice: (AddV2): /job:localhost/replica:0/task:0/device:CPU:2" in found.raw
-    with trace.placement() as found:
-        classic(plan, log=False)
-    assert (found.rows, found.raw) == ((), ()) and repr(found) == "no operation was placed"
-
-
 def test_eager_operations_are_reported_by_their_type(tf, plan):
     with trace.placement():
         tf.sqrt(2.0)
@@ -77,8 +66,6 @@ def test_eager_operations_are_reported_by_their_type(tf, plan):
     assert as_tuples(found) == [  # and nothing of what ran outside the block
         ("AddV2", "AddV2", "/CPU:0"), ("MatMul", "MatMul", "/CPU:1"), ("AddV2", "AddV2", "/CPU:2"),
     ]  # fmt: skip
-    with pytest.raises(KeyError, match="AddV2 .*/CPU:0, /CPU:2"):
-        found.device_of("AddV2")
 
 
 def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_written(tf):
@@ -94,7 +81,7 @@ def test_what_ran_elsewhere_or_in_parts_is_reported_where_and_as_what_it_was_wri
     with trace.placement() as found:
         both(image)
         tf.nn.conv2d(image, kernel, 1, "SAME")
-    assert found.device_of("sum") == "/CPU:0"
+    assert {row.device for row in found.rows if row.name == "sum"} == {"/CPU:0"}
     assert {"Conv2D", "BiasAdd"} <= {row.type for row in found.rows}
     assert not any("Mkl" in row.name + row.type for row in found.rows)
 
@@ -129,8 +116,3 @@ def test_what_a_block_prints_and_raises_comes_through_and_all_is_put_back(tf, pl
     assert not tf.config.optimizer.get_experimental_options()["disable_meta_optimizer"]
 
 
-def test_a_table_answers_by_operation():
-    table = Placement(tuple(Placed(*row) for row in [*ROWS, ("far", "Add", "/CPU:10")]))
-    assert table.device_of("twice") == "/CPU:2"
-    with pytest.raises(KeyError, match="tw .* a, far, host/total"):
-        table.device_of("tw")

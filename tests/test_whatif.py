@@ -17,7 +17,7 @@ from mgpu_helpers.trace.records import Collective, Copy, lanes
 from mgpu_helpers.whatif import blame, changes, machine
 from mgpu_helpers.whatif.machine import Machine
 from mgpu_helpers.whatif.model import on_threads
-from mgpu_helpers.whatif.work import tasks_of, threads_of
+from mgpu_helpers.whatif.work import tasks_of
 
 MS = 1e-3
 FREE = Machine(0.0, 0.0)
@@ -71,11 +71,14 @@ def test_five_operations_on_two_devices_are_replayed_as_by_hand(kind):
     assert whatif.replay(late).ratio == pytest.approx(1 + off)
 
 
-def test_what_only_joins_others_takes_no_gpu():
+def test_what_only_joins_others_takes_no_gpu_and_sends_nothing(monkeypatch):
     step = made(("a", "/GPU:0", 0, 4), ("x", "/GPU:1", 0, 9), ("b", "/GPU:0", 5, 2),
                 ("c", "/GPU:0", 9, 3), edges="aj xj jc")  # fmt: skip
     assert whatif.replay(step).a.median == pytest.approx(12 * MS)
     assert whatif.faster(step, "x", 1.5).b.median == pytest.approx(10 * MS)  # b until 7
+    monkeypatch.setattr(changes, "measured", lambda: Machine(1 * MS, 0.0))  # an operation's cost
+    step = made(("a", "/CPU:1", 0, 4), ("b", "/CPU:1", 4, 5), edges="aj jb")
+    assert whatif.replay(step).a.median == pytest.approx((4 + 5 + 3) * MS)
 
 
 COPY, CORE, OVERHEAD = ("copies", ""), ("a free core", ""), ("overhead", "")
@@ -113,7 +116,6 @@ def test_what_a_device_waited_for_is_told(why):
 @both
 def test_every_device_is_told_what_it_waited_for(kind):
     said, one, two = whatif.explain(five(kind)), f"/{kind}:1", f"/{kind}:2"
-    assert [account.worked for account in said.accounts] == pytest.approx([9 * MS, 8 * MS])
     assert waits_of(five(kind)) == {one: {("b", two): 4, ("e", two): 2},
                                     two: {("a", one): 4, ("d", one): 3}}  # fmt: skip
     first = re.sub(r"\s+", " ", repr(said)).partition(". ")[0]
@@ -121,13 +123,10 @@ def test_every_device_is_told_what_it_waited_for(kind):
 
 
 def test_a_host_is_spoken_of_where_it_works_or_is_alone():
-    def devices(host):
-        step = made(("a", "/CPU:0", 0, host), ("b", "/CPU:1", host, 9), edges="ab")
-        return [account.device for account in whatif.explain(step).accounts]
-
-    assert devices(0.1) == ["/CPU:1"] and devices(1) == ["/CPU:0", "/CPU:1"]
-    alone = whatif.explain(made(("a", "/CPU:0", 0, 0.1), ("b", "/CPU:0", 9, 0.1)))
-    assert [account.device for account in alone.accounts] == ["/CPU:0"]
+    both, host = ["/CPU:0", "/CPU:1"], ["/CPU:0"]
+    for place, ran, told in (1, 0.1, both[1:]), (1, 1, both), (0, 0.1, host):
+        step = made(("a", "/CPU:0", 0, ran), ("b", f"/CPU:{place}", 1, 9), edges="ab")
+        assert [account.device for account in whatif.explain(step).accounts] == told
 
 
 def test_layers_and_tasks_of_a_pipeline_are_named():
@@ -196,9 +195,9 @@ def test_who_comes_early_to_an_all_reduce_waits_for_what_the_last_one_did(kind):
     assert waits_of(step) == {f"/{kind}:1": late, f"/{kind}:2": late, f"/{kind}:3": {}}
     assert [round(a.worked / MS, 6) for a in said.accounts] == [15, 15, 25] and not said.notes
     assert step.busy(f"/{kind}:1") == pytest.approx(15 * MS)
-    rows = {row.name: row for row in step.top(by="type")}
-    assert rows["CollectiveReduceV2"].seconds == pytest.approx(9 * MS)
-    assert rows["CollectiveReduceV2"].share == pytest.approx(9 / 55)
+    assert {row.name: row.seconds for row in step.top(by="type")} == pytest.approx(
+        {"MatMul": 40 * MS, "CollectiveReduceV2": 9 * MS, "AssignSubVariableOp": 6 * MS}
+    )
 
 
 @both
@@ -229,9 +228,7 @@ def test_a_ring_of_three_carries_what_its_kind_needs(kind, crossed):
 
 
 def test_a_collective_takes_no_thread():
-    tasks = tasks_of(averaged())
-    assert threads_of(averaged()) == 3
-    assert max(on_threads(tasks, 1, FREE)) == pytest.approx((40 + 3 + 6) * MS)
+    assert max(on_threads(tasks_of(averaged()), 1, FREE)) == pytest.approx((40 + 3 + 6) * MS)
 
 
 def test_nccl_kernels_without_an_operation_leave_the_wait_and_hide_the_work():
@@ -291,7 +288,6 @@ def test_several_traces_give_the_median_of_their_replays():
     change = whatif.faster(steps, "a", by=5)
     assert change.b.median == pytest.approx(1 * MS) and change.ratio == pytest.approx(5)
     assert len(whatif.replay(steps).ratios) == 3 and "3 traces" in repr(change)
-    assert whatif.replay(made(("a", "/CPU:1", 0, 2))).a.median == pytest.approx(2 * MS)  # not less
     with pytest.raises(TypeError):
         whatif.replay([])
 
@@ -324,7 +320,7 @@ def test_what_the_trace_does_not_tell_is_said_and_not_guessed(why, step):
     with pytest.raises(ValueError, match=why):
         whatif.replay(step)
     assert why in repr(said) and all(account.waits is None for account in said.accounts)
-    assert len(said.accounts) == (0 if step.launches_only or not step.ops else 1)
+    assert len(said.accounts) == (not step.launches_only and len(step.devices))
 
 
 def test_a_device_of_the_plan_that_ran_nothing_is_named(plan):
@@ -363,19 +359,15 @@ def test_on_gpus_a_schedule_is_replayed_exactly_and_faster_is_never_slower(step,
 
 def test_operations_that_touch_touch():
     """Whole microseconds, as of kernels: of 12 % of them start + length is above the next start."""
-    cuts = np.random.default_rng(0).integers(1, 900, 500).cumsum() + 20_000
-    pairs = list(zip(cuts, cuts[1:], strict=False))
-    for kind in ("CPU", "GPU"):
-        ops = [Op(f"k{i}", "Add", f"/{kind}:1", int(a) * 1000 / 1e9, int(b - a) * 1000 / 1e9)
-               for i, (a, b) in enumerate(pairs)]  # fmt: skip
-        assert 20 < sum(a.start + a.length > b.start for a, b in itertools.pairwise(ops))
-        assert all(a.end == b.start for a, b in itertools.pairwise(ops))
-        step = Trace(tuple(ops), (), {}, ())
-        assert len(lanes(ops)) == 1 == threads_of(step)
-        before = int(cuts[0]) * 1000
-        (account,) = whatif.explain(step).accounts
-        assert [w.seconds for w in account.waits] == [before / 1e9]  # 20 ms before the first
-        assert step.busy(f"/{kind}:1") == account.worked == (int(cuts[-1]) * 1000 - before) / 1e9
+    cuts = np.random.default_rng(0).integers(1, 900, 500).cumsum().tolist()
+    ops = [Op(f"k{i}", "Add", "/CPU:1", (20_000 + a) * 1000 / 1e9, (b - a) * 1000 / 1e9)
+           for i, (a, b) in enumerate(itertools.pairwise([0, *cuts]))]  # fmt: skip
+    assert 20 < sum(a.start + a.length > b.start for a, b in itertools.pairwise(ops))
+    assert all(a.end == b.start for a, b in itertools.pairwise(ops)) and len(lanes(ops)) == 1
+    step = Trace(tuple(ops), (), {}, ())
+    (account,) = whatif.explain(step).accounts
+    assert [w.seconds for w in account.waits] == [0.02]  # before the first
+    assert step.busy("/CPU:1") == account.worked == cuts[-1] * 1000 / 1e9
 
 
 @settings(max_examples=60, deadline=None)
@@ -403,7 +395,6 @@ def test_threads_do_no_more_than_there_is_and_no_less_than_one_at_a_time(step, t
     total = sum(op.length for op in step.ops)
     took = max(on_threads(tasks_of(step), threads, FREE))
     assert total / threads - 1e-9 <= took <= total + 1e-9
-    assert max(on_threads(tasks_of(step), 1, FREE)) == pytest.approx(total)
 
 
 def test_a_thread_takes_the_oldest_of_what_another_left():
@@ -452,7 +443,7 @@ def test_a_model_in_stages_is_asked_about_as_it_is_laid_out(keras, plan):
         whatif.towers(step, 2)
 
 
-def test_waking_up_is_counted_from_the_end_of_what_both_waited_for(monkeypatch):
+def test_waking_up_is_counted_from_the_end_of_what_both_waited_for():
     ops = [Op("join0", "Add", "/CPU:0", 0.0, 4 * MS)]
     for n in range(1, machine.PAIRS):
         start = 10 * n * MS
@@ -461,5 +452,3 @@ def test_waking_up_is_counted_from_the_end_of_what_both_waited_for(monkeypatch):
                 Op(f"join{n}", "Add", "/CPU:0", start + 6 * MS, 1 * MS)]  # fmt: skip
     wakes = machine._wakes(Trace(tuple(ops), (), {}, ()))
     assert wakes == pytest.approx([7 * MS] + [(3 + n) * MS for n in range(2, machine.PAIRS)])
-    monkeypatch.setattr(machine.timeit, "repeat", lambda *args, **settings: [0.5, 0.7])
-    assert machine._adding() == 3 * 4 * 2**20 / 0.5  # two are read, one is written

@@ -162,9 +162,7 @@ def _by_scope(names: list[str]) -> Iterator[dict[str, str]]:
         yield {name: "/".join(text.split("/")[:depth]) for name, text in short.items()}
 
 
-def _weighed(
-    rows: list[Any], edges: Edges, depth: int
-) -> tuple[dict[str, str], dict[Box, float]]:
+def _weighed(rows: list[Any], edges: Edges, depth: int) -> tuple[dict[str, str], dict[Box, float]]:
     """Name the box of each operation: its layer of a depth, at 0 its tower or stage, or its type.
 
     Give each box its share of time, of bytes, and of what crosses.

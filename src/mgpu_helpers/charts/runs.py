@@ -67,9 +67,7 @@ def _name(job: Job) -> str:
 
 
 def spans(
-    spans: Mapping[str, Sequence[tuple[float, float]]],
-    devices: Mapping[str, str],
-    ax: Any = None,
+    spans: Mapping[str, Sequence[tuple[float, float]]], devices: Mapping[str, str], ax: Any = None
 ) -> Any:
     """Draw when each model trained: a row each, a bar for each step, in its device's colour.
 

@@ -62,9 +62,7 @@ def count(
     >>> count(lambda x: x @ x, tf.ones([10, 10]))
     2,000 FLOP: MatMul 2,000
     """
-    concrete = concrete_of(
-        model_or_function, *args, batch=batch, training=training, length=length
-    )
+    concrete = concrete_of(model_or_function, *args, batch=batch, training=training, length=length)
     try:
         found = _walk(concrete.graph, None, Values(concrete.graph))
     except Unknown as reason:

@@ -14,14 +14,8 @@ from mgpu_helpers.pipeline.schedule import (
 from mgpu_helpers.pipeline.tasks import spans
 
 __all__ = [
-    "all_forward",
-    "best_cut",
-    "cuts",
-    "one_by_one",
-    "one_forward_one_backward",
-    "places",
-    "run_times",
-    "spans",
-]
+    "all_forward", "best_cut", "cuts", "one_by_one", "one_forward_one_backward", "places",
+    "run_times", "spans",
+]  # fmt: skip
 
 __getattr__ = gone(__name__)

@@ -67,9 +67,7 @@ def layer(name: str, layers: Collection[str] | None = None, depth: int = 1) -> s
     return "/".join(plain[i] for i in [*numbered][:depth])
 
 
-def naming(
-    by: str, layers: Collection[str] | None = None, depth: int = 1
-) -> Callable[[Op], str]:
+def naming(by: str, layers: Collection[str] | None = None, depth: int = 1) -> Callable[[Op], str]:
     """Return what names an operation by "operation", "layer" or "type"; see `layer` for the rest.
 
     >>> naming("layer")(Op("encoder/MatMul", "MatMul", "/CPU:1", 0.0, 0.1))

@@ -40,15 +40,6 @@ class Placement:
         rows = [("operation", "type", "device"), *((r.name, r.type, r.device) for r in self.rows)]
         return "\n".join(table(rows))
 
-    def device_of(self, name: str) -> str:
-        """Return the device of the operation with this name; raise KeyError if there is not one."""
-        where = sorted({row.device for row in self.rows if row.name == name}, key=order)
-        if len(where) != 1:
-            names = ", ".join(sorted({row.name for row in self.rows})) or "none"
-            ran = f"ran on several devices: {', '.join(where)}" if where else f"is not in: {names}"
-            raise KeyError(f"the operation {name} {ran}.")
-        return where[0]
-
 
 @contextlib.contextmanager
 def placement() -> Iterator[Placement]:
