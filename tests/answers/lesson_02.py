@@ -61,22 +61,10 @@ WRONG = {
     2: [
         ("{1, 4, 5}", "{1, 4, 5, 8}", "cause 8 is none of them"),
         ("{1, 4, 5}", "{1, 4, 9}", "9 is none of them"),
-        ("""
-causes = {1, 4, 5}
-
-
-def treat(model, data):
-    start = model.get_weights()
-    lesson_02.fit(model, data)
-    end = model.get_weights()
-    model.set_weights(start)
-    return lambda: model.set_weights(end)
-""", "the weights are not those"),
         ("{1, 4, 5}", "{1, 4, 8}", "look at which devices worked"),
         ("data.cache()", "data", "cause 1 is left: a later pass reads 4 of its 4 batches"),
         (".cache()", ".take(2)", "the weights are not those"),
         ("    fit.use(model, plan)\n", "", "cause 5 is left"),
         ("    model.run_eagerly = False\n", "", "cause 4 is left: in a pass Python calls"),
-        (OWN.replace("@tf.function", ""), "cause 4 is left: in a pass Python calls"),
     ],
 }

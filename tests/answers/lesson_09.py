@@ -35,6 +35,5 @@ WRONG = {
         ("losses.append(float(loss))", "losses.append(loss)", "float(loss) makes a number"),
         ("return losses,", "return losses[::-1],", "in order"),
         ("== max(losses)", "== min(losses)", "counted from 0"),
-        ("return losses, worst", "return losses, None", "counted from 0"),
     ],
 }

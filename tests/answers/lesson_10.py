@@ -44,17 +44,13 @@ def drop(x, seed):
 """
 
 WRONG = {
-    1: [
-        ("<= room", "< room", "take the first that fits"),
-        ("<= room), 0)", "<= room), 1)", "take the first that fits"),
-    ],
+    1: [("<= room", "< room", "take the first that fits")],
     2: [
         ("kept, 2 * x", "kept, x", "has to be doubled"),
         ("seed) < 0.5", "seed) < 0.2", "not about half"),
         ("seed) < 0.5", "[1, 2]) < 0.5", "two seeds gave the same mask"),
         ("seed) < 0.5", "[tf.reduce_sum(seed), 0]) < 0.5", "swapped, gave the same mask"),
         ("seed) < 0.5", "[seed[0], 0]) < 0.5", "use both numbers"),
-        ("seed) < 0.5", "[0, seed[1]]) < 0.5", "use both numbers"),
         ("drop = lambda x, seed: 2 * x", "drop some, and not all"),
         ("drop = lambda x, seed: tf.nn.dropout(x, 0.5)", "it gave two masks"),
         (AGAIN, "in a graph"),
@@ -63,10 +59,7 @@ WRONG = {
         (BOARD, "the mask has a pattern"),
         ("seed) < 0.5", "[seed[0] + 7 * seed[1], 0]) < 0.5", "the seeds [0, 1] and [7, 0]"),
         ("tf.shape(x), seed", "tf.shape(x)[:1] // tf.shape(x)[0] * tf.shape(x)[1], seed", "rows"),
-        (
-            "tf.where(kept, 2 * x, tf.zeros_like(x))",
-            "2 * x.numpy() * kept.numpy()",
-            "it raises AttributeError",
-        ),
+        ("tf.where(kept, 2 * x, tf.zeros_like(x))", "2 * x.numpy() * kept.numpy()",
+         "it raises AttributeError"),
     ],
 }

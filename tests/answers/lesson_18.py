@@ -69,7 +69,6 @@ WRONG = {
         ("    return [", "    return []  # [", "5 results, not 0"),
         ("call.exception() or call.result()", "call.exception()", "'result 0' is wanted, not None"),
         ("call.exception() or call.result()", "call", "the list holds futures"),
-        ("pool.submit(function)", "pool.submit(function())", "start all, then join all"),
         ("    with", "    late = [lambda: function() for function in functions]\n    with",
          "pool.submit(function) for function in functions", "pool.submit(each) for each in late",
          "does a lambda look its function up when the loop has ended?"),

@@ -23,7 +23,6 @@ WRONG = {
         ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
     ],
     2: [
-        ("np.divide(a, b)", "np.subtract(a, b)", "four of the ratios are 0.9"),
         ("np.divide(a, b)", "np.subtract.outer(a, b).ravel() + 1", "slows down: True is"),
         (" or high < 1", "", "b takes 3 % more in every pair"),
         ("ratios[3], ratios[-4]", "ratios[0], ratios[-1]", "three of the pairs are far off"),

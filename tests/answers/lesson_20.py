@@ -20,17 +20,10 @@ def batches(parameters, step, bandwidth, gain):
 }
 
 WRONG = {
-    1: [
-        ("2 * (servers - 1) / servers * ", "", "in a ring each server sends"),
-        ("2 * (servers - 1) / servers", "2 * (servers - 1)", "divide by the number of servers"),
-        ("step / efficiency - step", "step", "subtract step"),
-        (" * 4 *", " * 32 *", "want 4e+09 bytes a second, not 3.2e+10: the exchange"),
-        ("step / efficiency - step", "step * (1 - efficiency)", "divide step by efficiency"),
-    ],
+    1: [(" * 4 *", " * 32 *", "want 4e+09 bytes a second, not 3.2e+10: the exchange")],
     2: [
         (" = 4 *", " =", "is 6, not 2"),
         ("/ bandwidth, 1", "/ bandwidth, 2", "is 1, not 2"),
-        (" < gain", " <= gain", "one more is too many"),
         ("return count", "return 4 * parameters / bandwidth / step", "is 6, not 0.9786"),
     ],
 }

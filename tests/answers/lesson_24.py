@@ -32,7 +32,6 @@ WRONG = {
          "multiply in a block of the device"),
         ("weights.append(", "with tf1.device(places[0]):\n                weights.append(",
          "make it in a block of its device"),
-        ("tf1.nn.relu(tf1.matmul(x, weights[-1]))", "tf1.matmul(x, weights[-1])", "is not right"),
     ],
     2: [
         (", colocate_gradients_with_ops=True", "", "colocate the gradients"),
