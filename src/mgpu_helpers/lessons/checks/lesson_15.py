@@ -56,9 +56,15 @@ def _steps() -> Iterator[tuple[int, int, int, int]]:
         yield weights, cut, 12 * batch, int(rng.integers(2, 5))
 
 
+def _crossing(
+    weights: int, cut: int, batch: int, rows: int, *, within: float = 2, between: float = 2
+) -> tuple[float, float]:
+    return within * batch * cut, between * weights * (rows - 1)
+
+
 #: Check exercise 2 of lesson 15: the bytes within rows and between them, of models that it draws.
 crossing = same_as(
-    lambda weights, cut, batch, rows: (2 * batch * cut, 2 * weights * (rows - 1)),
+    _crossing,
     _steps,
     told=lambda right, got, weights, cut, batch, rows: (
         f"with {weights} bytes of weights, {cut} at the cut, a batch of {batch} and {rows} rows, "
@@ -67,28 +73,19 @@ crossing = same_as(
     ),
     way="two numbers of bytes",
     wrong={
-        "the gradients of the activations come back": lambda weights, cut, batch, rows: (
-            batch * cut, 2 * weights * (rows - 1)
-        ),
-        "the gradients of the weights come back": lambda weights, cut, batch, rows: (
-            2 * batch * cut, weights * (rows - 1)
-        ),
+        "the gradients of the activations come back": lambda *step: _crossing(*step, within=1),
+        "the gradients of the weights come back": lambda *step: _crossing(*step, between=1),
         "what is read comes back as gradients, within rows and between them":
-            lambda weights, cut, batch, rows: (batch * cut, weights * (rows - 1)),
-        "the first row has the weights, and reads nothing": lambda weights, cut, batch, rows: (
-            2 * batch * cut, 2 * weights * rows
-        ),
-        "each further row reads all weights": lambda weights, cut, batch, rows: (
-            2 * batch * cut, 2 * weights
-        ),
+            lambda *step: _crossing(*step, within=1, between=1),
+        "the first row has the weights, and reads nothing":
+            lambda weights, cut, batch, rows: _crossing(weights, cut, batch, rows + 1),
+        "each further row reads all weights":
+            lambda weights, cut, batch, rows: _crossing(weights, cut, batch, 2),
         "the rows share the batch, so each example crosses in one of them":
-            lambda weights, cut, batch, rows: (2 * batch * cut * rows, 2 * weights * (rows - 1)),
-        "count all rows, not one of them": lambda weights, cut, batch, rows: (
-            2 * batch * cut / rows, 2 * weights * (rows - 1)
-        ),
-        "first within rows, then between them": lambda weights, cut, batch, rows: (
-            2 * weights * (rows - 1), 2 * batch * cut
-        ),
+            lambda weights, cut, batch, rows: _crossing(weights, cut, batch * rows, rows),
+        "count all rows, not one of them":
+            lambda *step: _crossing(*step, within=2 / step[-1]),
+        "first within rows, then between them": lambda *step: _crossing(*step)[::-1],
     },
     unknown="along a row go activations and their gradients, between rows weights and theirs",
     yes="right for eight models, five of them drawn at random",
