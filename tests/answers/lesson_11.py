@@ -19,14 +19,6 @@ def clipped(owned, limit):  # TensorFlow computes each square and each product w
 """],
 }
 
-PYTHON = """
-def clipped(owned, limit):
-    norm = sum(float(tf.norm(each)) ** 2 for own in owned.values() for each in own) ** 0.5
-    return {
-        device: [each * min(1.0, limit / norm) for each in own] for device, own in owned.items()
-    }
-"""
-
 WRONG = {
     2: [
         ("tf.minimum(1.0, limit /", "tf.minimum(1e9, limit /", "scaled up"),
@@ -39,17 +31,9 @@ WRONG = {
         ("[each * factor for each in gradients]", "tf.clip_by_global_norm(gradients, limit)[0]",
          "its own gradients"),
         ("[each * factor for each in gradients]", "gradients[:1]", "a list of gradients"),
-        (PYTHON, "not yet: it raises OperatorNotAllowedInGraphError: "),
-        ("""
-def clipped(owned, limit):
-    with tf.device(plan.host):
-        every = [tf.reshape(each, [-1]) for gradients in owned.values() for each in gradients]
-        factor = tf.minimum(1.0, limit / tf.norm(tf.concat(every, 0)))
-    scaled = {}
-    for device in owned:
-        with tf.device(device):
-            scaled[device] = [each * factor for each in owned[device]]
-    return scaled
-""", "single numbers"),
+        ("(squares))", "(squares)).numpy()", "it raises AttributeError"),
+        ("    for device, gradients in owned.items():\n        with tf.device(device):\n"
+         "            scaled", "    for device, gradients in owned.items():\n"
+         "        with tf.device(plan.host):\n            scaled", "single numbers"),
     ],
-}  # fmt: skip
+}
