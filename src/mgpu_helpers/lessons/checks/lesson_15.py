@@ -20,29 +20,25 @@ def in_order(function: Any) -> str:
         for within, between in SUMS:
             pairs = [(names[0], names[1]), (names[2], names[3])]
             got = listed(call(function, pairs, within, between), "a list of four devices")
-            expect(len(got) == 4, (
-                f"the list has {len(got)} entries, not four: fit.use takes one list of devices, "
-                "the first row and then the second"
-            ))  # fmt: skip
+            expect(len(got) == 4,
+                   f"the list has {len(got)} entries, not four: fit.use takes one list of devices, "
+                   "the first row and then the second")
             flat = all(isinstance(one, str) for one in got)
-            expect(flat and sorted(got) == sorted(names), (
-                f"each of {', '.join(names)} stands in the list once; it has {got}"
-            ))  # fmt: skip
+            expect(flat and sorted(got) == sorted(names),
+                   f"each of {', '.join(names)} stands in the list once; it has {got}")
             rows = {frozenset(got[:2]), frozenset(got[2:])}
             columns = {frozenset(got[::2]), frozenset(got[1::2])}
             fast = {frozenset(pair) for pair in pairs}
             case = f"with the pairs {pairs}, {within:,} bytes within rows and {between:,} between"
-            expect(fast in (rows, columns), (
-                f"{case}, your list puts the devices of a pair neither into one row nor into one "
-                "column: a row is two neighbours, and a column every second device"
-            ))  # fmt: skip
-            expect(fast == (rows if within > between else columns), (
-                f"{case}, the fast links have to be "
-                + ("within the rows, and in your list they are between them: a row is two "
+            expect(fast in (rows, columns),
+                   f"{case}, your list puts the devices of a pair neither into one row nor into "
+                   "one column: a row is two neighbours, and a column every second device")
+            expect(fast == (rows if within > between else columns),
+                   f"{case}, the fast links have to be "
+                   + ("within the rows, and in your list they are between them: a row is two "
                    "neighbours of the list" if within > between else
                    "between the rows, and in your list they are within them: a column is every "
-                   "second device of the list")
-            ))  # fmt: skip
+                   "second device of the list"))
     return "the larger sum crosses the fast links, for two servers and four sums"
 
 
