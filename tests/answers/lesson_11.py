@@ -31,7 +31,6 @@ WRONG = {
         ("[each * factor for each in gradients]", "tf.clip_by_global_norm(gradients, limit)[0]",
          "its own gradients"),
         ("[each * factor for each in gradients]", "gradients[:1]", "a list of gradients"),
-        ("(squares))", "(squares)).numpy()", "needs the value of a tensor"),
         ("    for device, gradients in owned.items():\n        with tf.device(device):\n"
          "            scaled", "    for device, gradients in owned.items():\n"
          "        with tf.device(plan.host):\n            scaled", "single numbers"),

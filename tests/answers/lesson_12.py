@@ -22,9 +22,6 @@ def crossing(model, names, batch):
 }
 
 WRONG = {
-    1: [
-        (", default=None", "", "it raises ValueError"),
-        ("default=None)", "default=None).starts", "not ('layer"),
-    ],
+    1: [("default=None)", "default=None).starts", "not ('layer")],
     2: [("[1:])", "[1:4:3])", "in front of 'pool'")],
 }

@@ -17,7 +17,6 @@ WRONG = {
         ("return", "seconds.sort()\n    return", "it changed the list of seconds"),
     ],
     2: [
-        ("newest.get(name)", "newest[name]", "it raises KeyError"),
         ("return [name for name in names if newest.get(name) != \"done\"]",
          "return {name for name in names if newest.get(name) != 'done'}", "return a list of names"),
     ],
