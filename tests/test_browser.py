@@ -267,23 +267,15 @@ gpu_rule.install()
 plan = devices.setup(2)
 import keras, numpy as np, tensorflow as tf
 
-for compiled_on in plan.devices[1], None:
-    with tf.device(plan.devices[1]):
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    with tf.device(compiled_on):
-        model.compile("sgd", "mse")
-    with tf.device(plan.devices[1]):
-        try:
-            print(np.isfinite(model.train_on_batch(np.ones([4, 3]), np.ones([4, 2]))))
-        except tf.errors.InvalidArgumentError as error:
-            print("located in device" in error.message)
-with tf.distribute.MirroredStrategy(plan.devices).scope():
+with tf.device(plan.devices[1]):
     model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-    model.compile("sgd", "mse")
-print(model.jit_compile)
+model.compile("sgd", "mse")
+with tf.device(plan.devices[1]):
+    model.train_on_batch(np.ones([4, 3]), np.ones([4, 2]))
 """
 
 
 def test_the_rules_notice_a_model_that_is_compiled_elsewhere():
     """As lesson 18 once did: the metrics were on the first device, and the weights on the last."""
-    assert run_python(COMPILED, MGPU_MODE="cores").stdout == "True\nTrue\nFalse\n"
+    done = run_python(COMPILED, MGPU_MODE="cores", check=False)
+    assert done.returncode and "located in device" in done.stderr

@@ -6,13 +6,9 @@ import datetime
 import json
 import platform
 import re
-import statistics
-import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import _cards
 import _rounds
@@ -48,14 +44,6 @@ def test_what_is_written_is_read(tmp_path):
     assert card.versions["python"] == platform.python_version()
 
 
-@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=30))
-def test_a_ratio_of_rounds_is_their_median_and_middle_half(rounds):
-    ratio = Ratio.of("speed-up", rounds, 0.9)
-    low, middle, high = statistics.quantiles(rounds, n=4, method="inclusive")
-    found = ratio.low, ratio.value, ratio.high
-    assert found == pytest.approx((low, middle, high), rel=6e-4)
-
-
 @pytest.mark.parametrize("ratio, met, text", [
     (Ratio.of("speed-up", [1.7, 1.8, 1.9], 1.8), True,
      "speed-up: 1.80 (1.75 to 1.85); target at least 1.8: met"),
@@ -69,15 +57,12 @@ def test_a_target_is_met_on_its_own_side(ratio, met, text):
     assert ratio.met is met and repr(ratio) == text
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_json_does_not_hold_is_refused_before_anything_is_written(tmp_path, value):
-    for numbers, ratios in (({"a": [1, {"b": value}]}, lambda: []),
-                            ({}, lambda: [Ratio("it", value)]),
-                            ({}, lambda: [Ratio("it", 1.0, 0.9, low=value)])):  # fmt: skip
-        with pytest.raises(ValueError):
-            _cards.write("cores", HERE, numbers, ratios(), tmp_path / "new")
-    with pytest.raises(TypeError):
-        _cards.write("cores", HERE, {"a": np.float32(1)}, (), tmp_path / "new")
+def test_what_json_does_not_hold_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match="finite"):
+        Ratio("it", 1.0, 0.9, low=float("inf"))
+    for value, error in (float("nan"), ValueError), (np.float32(1), TypeError):
+        with pytest.raises(error):
+            _cards.write("cores", HERE, {"a": [1, {"b": value}]}, (), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -133,18 +118,6 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_nobody_sees_half_a_card(tmp_path):
-    def write():
-        _cards.write("cores", HERE, {"list": list(range(9000))}, folder=tmp_path)
-
-    write()
-    writer = threading.Thread(target=lambda: [write() for _ in range(10)])
-    writer.start()
-    while writer.is_alive():
-        assert len(_cards.read(tmp_path / "cores.json").numbers["list"]) == 9000
-    writer.join()
-
-
 def test_every_benchmark_of_the_project_has_a_card_without_a_path_or_a_host():
     cards = {path: _cards.read(path) for path in RESULTS.glob("*.json")}
     for path, card in cards.items():
@@ -163,17 +136,3 @@ def test_the_comparison_with_others_shows_what_their_card_says():
     card, page = RESULTS / "peers.json", (ROOT / "docs/compare.md").read_text()
     said = peers.table(_cards.read(card)) if card.exists() else peers.NOT_YET
     assert peers.PLACE.search(page)[0] == said, "run python benchmarks/peers.py table"
-
-
-def test_a_comparison_has_a_row_for_each_way():
-    ratios = tuple(
-        Ratio.of(f"{model}, {way}: time over TensorFlow", [1.2, 1.3, 1.4])
-        for model in peers.STEPS for way in peers.WAYS[1:]
-    )  # fmt: skip
-    card = _cards.Card(name="peers", date="2026-11-21", machine="AMD EPYC, 2 cores", mode="cores",
-                       devices=2, versions={}, ratios=ratios,
-                       numbers={"not_measured": peers.NOT_MEASURED})  # fmt: skip
-    said = peers.table(card)
-    assert said.startswith("On AMD EPYC, 2 cores, 2026-11-21 ([card](../results/peers.json)):\n\n|")
-    assert said.count("| 1.30 (1.25 to 1.35) |") == len(peers.WAYS) - 1
-    assert said.endswith("| PyTorch | not measured | not measured |\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from fractions import Fraction
 from importlib import resources
 
 import numpy as np
@@ -19,27 +18,13 @@ few = settings(max_examples=12)
 sizes, seeds = st.integers(digits.SMALLEST, 48), st.integers(0, 2**64)
 
 
-def shipped(part):
-    with np.load(resources.files("mgpu_helpers.lessons") / "digits.npz") as file:
-        return file[f"{part}_images"], file[f"{part}_labels"]
-
-
-# The digits
-
-
-def test_what_ships():
+def test_they_are_few_bytes_under_a_licence_and_as_uci_counts_them():
     folder = resources.files("mgpu_helpers.lessons")
     assert len((folder / "digits.npz").read_bytes()) < 150_000
     licence = (folder / "DIGITS_LICENSE.txt").read_text()
     assert "CC BY 4.0" in licence and "10.24432/C50P49" in licence
-    (train, train_labels), (test, test_labels) = shipped("train"), shipped("test")
-    assert train.shape == (1437, 8, 8) and test.shape == (360, 8, 8)
-    assert train.dtype == test.dtype == np.uint8 and train.max() == test.max() == 16
-    every = {image.tobytes() for image in np.concatenate([train, test])}
-    assert len(every) == 1797  # so no image is in both parts, nor twice in one
-    assert np.bincount(test_labels).tolist() == [36] * 10
-    both = np.bincount(np.concatenate([train_labels, test_labels]))
-    assert both.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as UCI counts
+    both = np.bincount(np.concatenate([load()[1], load(test=True)[1]]))
+    assert both.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
 @pytest.mark.parametrize("arguments, expected", [
@@ -89,21 +74,3 @@ def test_a_copy_repeats_only_after_25_passes_and_parts_stay_apart():
     assert {image.tobytes() for image in images[25 * 360 :]} <= distinct
     assert np.bincount(labels).tolist() == [26 * 36] * 10
     assert distinct.isdisjoint(image.tobytes() for image in load(1437 * 25, size=12)[0])
-
-
-@few
-@given(size=st.integers(digits.SMALLEST, 40), which=st.integers(0, 359))
-def test_scaling_is_bilinear(size, which):
-    """Against the definition in exact fractions: each new pixel is rounded once."""
-    originals, _ = shipped("test")
-    inner = size * 5 // 7
-    old = np.pad(originals[which].astype(int), 1).tolist()
-    new = digits._enlarge(originals[which : which + 1], inner)[0]
-    centres = [(Fraction(2 * i + 1, 2) * 8 / inner - Fraction(1, 2)) for i in range(inner)]
-    for y, down in enumerate(centres):
-        for x, right in enumerate(centres):
-            top, left = int(down // 1), int(right // 1)
-            v, h = down - top, right - left
-            a, b = old[top + 1][left + 1 : left + 3], old[top + 2][left + 1 : left + 3]
-            exact = (a[0] * (1 - h) + a[1] * h) * (1 - v) + (b[0] * (1 - h) + b[1] * h) * v
-            assert new[y, x] == np.float32(exact.numerator) / np.float32(16 * exact.denominator)

@@ -209,7 +209,7 @@ def test_nbval_compares_numbers_and_stderr_but_not_timings(folder):
     assert "3 failed, 5 passed" in run.stdout
 
 
-@pytest.mark.parametrize("seconds", [2e-9, 3e-7, 4.567e-5, 0.0123, 0.9996, 7, 86400])
+@pytest.mark.parametrize("seconds", [2e-9, 4.567e-5, 0.9996, 86400])
 def test_the_sanitize_file_covers_what_timings_print(seconds):
     once, twice = Timing((seconds,) * 20), Timing((2 * seconds, 3 * seconds) * 10)
     patterns = get_sanitize_patterns(SANITIZE.read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 
 import numpy as np
 import pytest
@@ -73,22 +72,6 @@ def test_classic_and_todays_weights_are_equal_bit_for_bit(tf, plan):
         assert here[weight].device.endswith(plan.devices[0][1:])
 
 
-def test_classic_weights_are_shared_by_reuse(tf, plan, monkeypatch):
-    network, v1 = NETWORKS["tensorlight"], tf.compat.v1
-    with tf.Graph().as_default():
-        with v1.variable_scope("net"), tf.device(plan.devices[0]):
-            first = networks.classic(network)
-        with v1.variable_scope("net", reuse=True), tf.device(plan.devices[1]):
-            with monkeypatch.context() as patch:
-                patch.delattr(networks, "initial")  # nothing is drawn again
-                second = networks.classic(network)
-        assert all(first[n] is second[n] for n in networks.shapes(network))
-        assert first["fc1/bias"].name == "net/fc1/bias:0"
-        assert all(v.device.endswith(plan.devices[0][1:]) for v in first.values())
-        with v1.variable_scope("net"), pytest.raises(ValueError, match="already exists"):
-            networks.classic(network)
-
-
 # The forward function
 
 
@@ -145,23 +128,15 @@ def test_dropout_follows_the_seed_and_nothing_else(tf, plan):
         networks.logits(network, weights, images, keep=None)
 
 
-@pytest.mark.parametrize("keep, seed", [(0.15, (7, 63)), (0.9, (10**6, 0))])
-def test_dropout_keeps_the_share_and_the_mean(tf, keep, seed):
-    one, two = (
-        networks.Network("drop", (networks.Dropout(name, 0.3),), (10_000,))
-        for name in ("drop1", "drop2")
-    )
-    ones = np.ones((1, 10_000), np.float32)
-    first = networks.logits(one, {}, ones, keep=keep, seed=seed).numpy()
-    second = networks.logits(two, {}, ones, keep=keep, seed=seed).numpy()
-    near = 5 * math.sqrt(keep * (1 - keep) / 10_000)
-    for kept in (first, second):
-        assert (kept > 0).mean() == pytest.approx(keep, abs=near)
-        np.testing.assert_allclose(kept[kept > 0], 1 / keep, rtol=1e-5)
-    both = ((first > 0) & (second > 0)).mean()  # each layer drops others
-    assert both == pytest.approx(keep**2, abs=near)
-    own = networks.logits(one, {}, ones, keep=None, seed=seed).numpy()
-    assert (own > 0).mean() == pytest.approx(0.3, abs=0.03)
+def test_dropout_keeps_the_share_and_the_mean(tf):
+    ones, kept = np.ones((1, 10_000), np.float32), []
+    for keep, name in ((0.15, "drop1"), (0.15, "drop2"), (None, "own")):
+        network = networks.Network("drop", (networks.Dropout(name, 0.3),), (10_000,))
+        kept.append(networks.logits(network, {}, ones, keep=keep, seed=(7, 63)).numpy())
+        assert (kept[-1] > 0).mean() == pytest.approx(keep or 0.3, abs=0.025)
+        assert kept[-1].max() == pytest.approx(1 / (keep or 0.3), rel=1e-5)
+    both = ((kept[0] > 0) & (kept[1] > 0)).mean()  # each layer drops others
+    assert both == pytest.approx(0.15**2, abs=0.01)
 
 
 def test_images_of_another_shape_are_refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import html
 import inspect
@@ -144,25 +145,6 @@ def test_every_link_leads_somewhere(tmp_path):
     assert list(broken(tmp_path)) == [f"a.html: {link}" for link in bad]
 
 
-@pytest.mark.parametrize("words, page", [
-    ("freest", "api/jobs.html"),
-    ("INVALID_ARGUMENT: nodes in a cycle", "docs/errors.html"),
-    ("Docker shm-size", "docs/errors.html"),
-    ("driver for Hopper", "docs/first_ten_minutes_on_a_gpu.html"),
-    ("worker xyzzy hangs", "notebooks/22_survive_on_several_machines.html"),  # one word is nowhere
-    ("why are two gpus not faster than one", "first: notebooks/02_find_out_why_it_is_not"),
-])  # fmt: skip
-def test_search_finds(tab, words: str, page: str):
-    tab.goto((SITE / "index.html").as_uri())
-    tab.get_by_placeholder("Search").fill(words)
-    tab.keyboard.press("Enter")
-    first, *others = found(tab)
-    if page.startswith("first: "):
-        assert page.removeprefix("first: ") in first and others
-    else:
-        assert any(page in link for link in (first, *others))
-
-
 # What visitors come for: what they click from the start page on, or type after a "?", and the texts
 # that they see then.
 TASKS = {
@@ -232,93 +214,18 @@ def test_the_site_has_the_wheel_that_it_names_with_its_hash():
         assert "index.html#get-it" in (SITE / "notebooks" / f"{path.stem}.html").read_text("utf-8")
 
 
-# What people type, and the pages that answer it: one of them is to be among the first two.
-QUESTIONS = {
-    "out of memory": "errors 09 10", "OOM": "errors 09 10", "slow": "02", "multi worker": "21",
-    "NCCL": "errors 21", "my GPU is not used": "errors ten", "multi_gpu_model": "01 fit",
-    "gradient checkpointing": "10", "FSDP": "11", "tensor parallel": "14",
-    "pipeline parallel": "13", "ZeRO": "11", "data parallel": "01", "mixed precision": "10",
-    "gradient accumulation": "10", "DeepSpeed": "11 compare", "Horovod": "21 compare",
-    "hyperparameter search": "17", "TF_CONFIG": "21", "MirroredStrategy": "01",
-    "buy more GPUs": "20 calculator", "memory growth": "05", "CUDA_VISIBLE_DEVICES": "16",
-    "batch too large for GPU": "09 10", "worker killed": "22",
-    "timeline": "traces", "trace": "traces", "what did my GPU do": "traces",
-    "multi gpu keras fit": "01 fit", "use two gpus": "01 fit", "how do I use all my GPUs": "01 fit",
-    "jit_compile": "08", "XLA": "08", "GAN": "03", "LoRA": "tuning",
-    "fine-tune gemma two gpus": "tuning", "torchrun": "21 compare", "kaggle": "kaggle",
-    "colab": "kaggle", "train on two machines": "fit 21", "license": "index",
-    "attention heads on two GPUs": "parts",
-    "layout": "layouts", "what is tested": "tests", "how many A100 for 7B": "paper calculator",
-}  # fmt: skip
-# What they ask in public, nearly in their words: the title of an issue, or of a question there.
-THREADS = {
-    "multi_gpu_model does use only one GPU": ("01 fit", "tensorflow/tensorflow#21788"),
-    "Does Keras support using multiple GPUs?": ("01 fit", "keras-team/keras#2436"),
-    "does it automatically use multiple gpu": ("01 fit", "keras-team/keras#106"),
-    "why can't do multi-GPUs training": ("01 fit", "bojone/sohu2021-baseline#1"),
-    "Training on Multi-GPU": ("01 fit", "manicman1999/StyleGAN-Keras#10"),
-    "Data parallelism in Keras": ("01 fit", "stackoverflow.com/questions/43821786"),
-    "MirroredStrategy compared to OneDeviceStrategy slower": ("02", "tensorflow/tensorflow#35095"),
-    "Mirror Strategy slow down by adding GPUs": ("02", "tensorflow/tensorflow#32172"),
-    "Mirrored Strategy not providing performance boost": ("02", "tensorflow/tensorflow#46831"),
-    "GPU Underutilized": ("02", "tensorflow/tensorflow#46800"),
-    "fit_generator() low GPU usage": ("02", "keras-team/keras#7168"),
-    "The Volatile GPU-Util is zero when training": ("02", "pierluigiferrari/ssd_keras#216"),
-    "Loss different single GPU vs Multi GPU": ("01 fit", "tensorflow/recommenders#561"),
-    "Batch Normalization for Multi-GPU": ("01 fit", "tensorflow/tensorflow#7439"),
-    "setting allocated memory of gpu": ("05", "tensorflow/tensorflow#2176"),
-    "control amount of GPU memory consumed": ("05", "tensorflow/tensorflow#4566"),
-    "prevent tensorflow from allocating the totality of a GPU memory":
-        ("05", "stackoverflow.com/questions/34199233"),
-    "per_process_gpu_memory_fraction didn`t work": ("25 05", "tensorflow/tensorflow#2471"),
-    "Can't bind GPU with tf.device()": ("04 05", "tensorflow/tensorflow#4867"),
-    "Finetuning 2b out of memory on Kaggle T4 x 2": ("tuning", "google-deepmind/gemma#54"),
-    "finetuning gemma2-2b with multi-gpu get OOM": ("tuning", "huggingface/trl#2019"),
-    "unable to diagnose OOM": ("errors 09", "keras-team/keras-hub#1628"),
-    "MultiWorkerMirroredStrategy() hanging": ("21 22", "tensorflow/tensorflow#46931"),
-    "Distributed Training on multiple nodes process gets stuck":
-        ("21 22", "tensorflow/tensorflow#39336"),
-    "MultiWorker Mirrored strategy fails to start with TF_CONFIG":
-        ("21", "tensorflow/tensorflow#39922"),
-    "SlurmClusterResolver": ("slurm", "tensorflow/tensorflow#36094"),
-    "Customizing train_step when using distribute.strategy": ("03", "keras-team/keras#14104"),
-    "customized loss reduction with custom train_step": ("03", "keras-team/keras#15509"),
-    "GAN overriding Model.train_step": ("03", "keras-team/keras-core#318"),
-    "Jit_compile = True does not work with mirrored strategy": ("08", "keras-team/keras#18145"),
-    "Multi GPU training with XLA and AMP": ("08", "keras-team/keras#20763"),
-    "RNN not compatible with XLA": ("08", "keras-team/keras#18456"),
-    "`merge_call` called while defining a new graph": ("errors 08", "keras-team/keras-cv#1752"),
-    "Cannot dlopen some GPU libraries": ("errors ten", "tensorflow/tensorflow#34287"),
-    "Fails to work with GPUs": ("errors ten", "tensorflow/tensorflow#63362"),
-    "Gradient checkpointing for TF keras models": ("10", "tensorflow/tensorflow#38766"),
-    "Gradient Checkpointing and Accumulate gradient for TF2": ("10", "google/automl#815"),
-    "train two different models on two different GPUs, in different threads":
-        ("18", "keras-team/keras#21862"),
-    "How to train multiple Keras models at the same time?": ("18", "keras-team/keras#9333"),
-    "How to split neural network into different GPU devices":
-        ("12 layouts", "tensorflow/tensorflow#32413"),
-    "How to split model between one GPU and the CPU":
-        ("12 layouts", "fizyr/keras-retinanet#1265"),
-    "Splitting the model across multiple graphics cards":
-        ("12 layouts", "nshepperd/gpt-2#17"),
-    "Parameter server training in Keras 3": ("parameter", "keras-team/keras#18624"),
-    "Trying to create optimizer slot variable under the scope":
-        ("errors 01", "tensorflow/tensorflow#41768"),
-    "created inside a different distribution strategy scope than the model":
-        ("errors 01", "amaiya/ktrain#513"),
-    "Cannot change keras version on colab": ("kaggle", "googlecolab/colabtools#2068"),
-    "How much GPU mem needed for 7B model?": ("paper calculator", "tloen/alpaca-lora#121"),
-    "how to train llama2-7b in a100 80G gpu": ("paper calculator", "young-geng/EasyLM#87"),
-}  # fmt: skip
+# What people type, nearly in their words where a thread is named (an issue, or a question), and
+# the pages that answer it: one of them is to be among the first two.
+SEARCHES = ROOT / "tests" / "data" / "searches.csv"
 
 
 def test_the_first_two_pages_answer_what_people_type(tab):
-    asked, missed = QUESTIONS | {words: pages for words, (pages, _) in THREADS.items()}, {}
-    for words, wanted in asked.items():
-        tab.goto((SITE / "search.html").as_uri() + f"?q={quote_plus(words)}")
+    missed = {}
+    for row in csv.DictReader(SEARCHES.read_text(encoding="utf-8").splitlines()):
+        tab.goto((SITE / "search.html").as_uri() + f"?q={quote_plus(row['words'])}")
         first = [Path(urlsplit(link).path).stem for link in found(tab)[:2]]
-        if not any(part in page.split("_") for part in wanted.split() for page in first):
-            missed[words] = first
+        if not any(part in page.split("_") for part in row["pages"].split() for page in first):
+            missed[row["words"]] = first
     assert not missed
 
 

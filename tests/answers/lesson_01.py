@@ -1,47 +1,19 @@
 """Answers to the exercises of lesson 01: right ones, and wrong ones with their hints."""
 
 RIGHT = {
-    1: [
-        """
+    1: ["""
 def evaluate(strategy, losses_of, data):
     with strategy.scope():
         mean = keras.metrics.Mean()
     for batch in strategy.experimental_distribute_dataset(data):
         strategy.run(lambda x: mean.update_state(losses_of(x)), args=(batch,))
     return mean.result()
-""",
-        """
-def evaluate(strategy, losses_of, data):
-    total, count, n = 0.0, 0, strategy.num_replicas_in_sync
-    for values in data:
-        more = [[0, -len(values) % n]]
-        whole = (tf.pad(values, more), tf.pad(tf.ones_like(values), more))
-        whole = tf.data.Dataset.from_tensors(whole)
-        for parts in strategy.experimental_distribute_dataset(whole):
-            found = strategy.run(lambda x, real: tf.reduce_sum(real * losses_of(x)), args=parts)
-            total += float(strategy.reduce("SUM", found, axis=None))
-        count += len(values)
-    return total / count
-""",
-    ],
-    2: [
-        """
-def leaves_empty(examples, batch, replicas):
-    while examples > 0:
-        left = size = min(batch, examples)
-        for _ in range(replicas):
-            if left <= 0:
-                return True
-            left -= int(np.ceil(size / replicas))
-        examples -= size
-    return False
-""",
-        """
+"""],
+    2: ["""
 def leaves_empty(examples, batch, replicas):
     sizes = [batch] * (examples // batch) + [examples % batch] * (examples % batch > 0)
     return any(size <= (replicas - 1) * np.ceil(size / replicas) for size in sizes)
-""",
-    ],
+"""],
 }
 
 EACH = "np.concatenate([strategy.gather(each, axis=0) for each in losses])"

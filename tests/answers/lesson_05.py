@@ -2,24 +2,10 @@
 
 RIGHT = {
     1: [
-        """
-def prepare(gpus):
-    *_, a, b = gpus
-    tf.config.set_visible_devices([a, b], "GPU")
-    tf.config.experimental.set_memory_growth(a, True)
-    tf.config.experimental.set_memory_growth(b, True)
-    return a, b
-""",
         ("(gpus[-2:]", "([gpus[-1], gpus[-2]]",
          "in gpus[-2:]", 'in tf.config.get_visible_devices("GPU")'),
     ],
-    2: [
-        """
-def limit_for(total, overhead, n):
-    return (total - n * overhead) // n
-""",
-        "limit_for = lambda total, overhead, n: total // n - overhead",
-    ],
+    2: ["limit_for = lambda total, overhead, n: total // n - overhead"],
 }
 
 WRONG = {
@@ -32,7 +18,5 @@ WRONG = {
         ("(gpu, True)", "(gpu, True)\n    tf.config.list_logical_devices()",
          "it started TensorFlow"),
     ],
-    2: [
-        ("- overhead", "- overhead - 1", "fill the GPU as far as"),
-    ],
+    2: [("- overhead", "- overhead - 1", "fill the GPU as far as")],
 }

@@ -1,44 +1,19 @@
 """Answers to the exercises of lesson 13: right ones, and wrong ones with their hints."""
 
 RIGHT = {
-    1: [
-        """
+    1: ["""
 def two_at_most(stages, pieces):
     tasks = []
     for k in range(0, pieces, 2):
         pair = range(k, min(k + 2, pieces))
         tasks += [f"F{i}" for i in pair] + [f"B{i}" for i in pair]
     return [tasks] * stages
-""",
-        """
-def two_at_most(stages, pieces):
-    ahead = [f"F{k}" for k in range(pieces)]
-    back = [f"B{k}" for k in range(pieces)]
-    order = []
-    for stage in range(stages):
-        lead = 1 if stage == stages - 1 else 2
-        tasks = ahead[:lead]
-        for b, f in zip(back, ahead[lead:] + [None] * pieces):
-            tasks = tasks + ([b, f] if f else [b])
-        order.append(tuple(tasks))
-    return order
-""",
-    ],
-    2: [
-        """
-def fewest(stages, batch, percent):
-    for pieces in [m for m in range(1, batch + 1) if batch % m == 0]:
-        columns = 2 * (pieces + stages - 1)
-        if 100 * (columns - 2 * pieces) / columns <= percent + 1e-9:
-            return pieces
-    return 0
-""",
-        """
+"""],
+    2: ["""
 def fewest(stages, batch, percent):
     least = -(-(stages - 1) * (100 - percent) // percent)
     return next((m for m in range(max(1, least), batch + 1) if batch % m == 0), 0)
-""",
-    ],
+"""],
 }
 
 WRONG = {

@@ -2,29 +2,16 @@
 
 RIGHT = {
     1: [
-        "outside = lambda visible, device: "
-        "list(map(int, visible.split(',')))[int(device.split(':')[1])]",
         ("def", "import tensorflow as tf\n\n\ndef", "return int(visible.split(\",\")[inside])",
          "return tf.constant([int(n) for n in visible.split(',')])[inside]"),
     ],
-    2: [
-        """
+    2: ["""
 from collections import ChainMap
 
 def environment(device):
     given = {"CUDA_VISIBLE_DEVICES": str(device), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return ChainMap(given, os.environ)
-""",
-        """
-from unittest import mock
-
-def environment(device):
-    with mock.patch.dict(os.environ):
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        return os.environ.copy()
-""",
-    ],
+"""],
 }
 
 WRONG = {

@@ -2,23 +2,12 @@
 
 RIGHT = {
     1: [
-        """
-def wall(seconds, n):
-    waiting, running, now = list(seconds), [], 0
-    while waiting or running:
-        while waiting and len(running) < n:
-            running.append(now + waiting.pop(0))
-        now = min(running)
-        running.remove(now)
-    return now
-""",
         ("def", "import numpy as np\n\n\ndef", "[0] * n", "np.zeros(n)",
          "free_at.index(min(free_at))", "free_at.argmin()"),
     ],
     2: [
         ("def", "import numpy as np\n\n\ndef", "return [", "return np.array([",
          '"done"]', '"done"])'),
-        ("return [", "return tuple(", '"done"]', '"done")'),
     ],
 }
 
@@ -28,7 +17,6 @@ WRONG = {
         ("return", "seconds.sort()\n    return", "it changed the list of seconds"),
     ],
     2: [
-        ("newest.get(name)", "newest[name]", "it raises KeyError"),
         ("return [name for name in names if newest.get(name) != \"done\"]",
          "return {name for name in names if newest.get(name) != 'done'}", "return a list of names"),
     ],

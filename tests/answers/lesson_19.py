@@ -1,14 +1,7 @@
 """Answers to the exercises of lesson 19: right ones, and wrong ones with their hints."""
 
 RIGHT = {
-    1: [
-        """
-def efficiency(seconds, kind):
-    if kind == "weak":
-        return {n: seconds[1] / t for n, t in seconds.items()}
-    return {n: seconds[1] / t / n for n, t in seconds.items()}
-""",
-        """
+    1: ["""
 def efficiency(seconds, kind):
     found = {}
     for n in sorted(seconds):
@@ -16,17 +9,8 @@ def efficiency(seconds, kind):
         rate, alone = batch / seconds[n], 1 / seconds[1]
         found[n] = np.float64(rate / alone / n)
     return found
-""",
-    ],
-    2: [
-        ("np.divide(a, b)", "np.divide(b, a)"),
-        """
-def differ(a, b):
-    longer = sum(x > y for x, y in zip(a, b))
-    shorter = sum(x < y for x, y in zip(a, b))
-    return max(longer, shorter) >= 12
-""",
-    ],
+"""],
+    2: [("np.divide(a, b)", "np.divide(b, a)")],
 }
 
 WRONG = {
@@ -39,7 +23,6 @@ WRONG = {
         ("    return", "    seconds[2] = 1.0\n    return", "it changes the dictionary"),
     ],
     2: [
-        ("np.divide(a, b)", "np.subtract(a, b)", "four of the ratios are 0.9"),
         ("np.divide(a, b)", "np.subtract.outer(a, b).ravel() + 1", "slows down: True is"),
         (" or high < 1", "", "b takes 3 % more in every pair"),
         ("ratios[3], ratios[-4]", "ratios[0], ratios[-1]", "three of the pairs are far off"),

@@ -29,7 +29,5 @@ WRONG = {
         ("def", "asked = iter(range(10**6))\n\n\ndef",
          "range(index,", "range(next(asked) % workers,", "from count, workers and index alone"),
     ],
-    2: [
-        ("+ unlimited", "- unlimited", "0.016 s for copying and adding take 0.8528 s"),
-    ],
+    2: [("+ unlimited", "- unlimited", "0.016 s for copying and adding take 0.8528 s")],
 }

@@ -2,23 +2,10 @@
 
 RIGHT = {
     1: [
-        """
-def computed(total, every, failures):
-    kept = [0, *(step - step % every for step in failures)]
-    return sum(end - begin for begin, end in zip(kept, [*failures, total]))
-""",
         "computed = lambda total, every, failures: np.int64("
         "total + sum(step % every for step in failures))",
     ],
-    2: [
-        """
-def first(ends):
-    def before(worker):
-        return worker if ends[worker][2] is None else before(ends[worker][2])
-    return before(min((end[0], i) for i, end in enumerate(ends) if end[1])[1])
-""",
-        ("return worker", "return float(worker)"),
-    ],
+    2: [("return worker", "return float(worker)")],
 }
 
 WRONG = {

@@ -1,23 +1,13 @@
 """Answers to the exercises of lesson 23: right ones, and wrong ones with their hints."""
 
 RIGHT = {
-    1: [
-        """
-def unshared(names):
-    scopes = {}
-    for name in names:
-        scope, weight = name[:-2].split("/", 1)
-        scopes.setdefault(weight, set()).add(scope)
-    return sorted(weight for weight, its in scopes.items() if len(its) > 1)
-""",
-        """
+    1: ["""
 def unshared(names):
     from collections import Counter
 
     found = Counter(name.split("/", 1)[1].split(":")[0] for name in names)
     return tuple(sorted(name for name, count in found.items() if count != 1))
-""",
-    ],
+"""],
     2: [
         """
 def hidden(units, keep, scale):

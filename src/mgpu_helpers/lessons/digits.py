@@ -6,6 +6,7 @@ stream. So the same call gives the same bits on every processor and with every N
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,12 +15,8 @@ import numpy as np
 from mgpu_helpers._formatting import whole_number
 
 _SHIFT = 2  # pixels
-_SHIFTS = [
-    (down, right)
-    for down in range(-_SHIFT, _SHIFT + 1)
-    for right in range(-_SHIFT, _SHIFT + 1)
-    if (down, right) != (0, 0)
-]
+_SHIFTS = list(itertools.product(range(-_SHIFT, _SHIFT + 1), repeat=2))  # down, right
+_SHIFTS.remove((0, 0))
 SMALLEST, LARGEST = 12, 512  # pixels: 8 and a margin of 2 on each side; still exact in float32
 Examples = tuple[np.ndarray, np.ndarray]
 

@@ -141,18 +141,14 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
     the dashed line, of which growth takes so much.
     """
     held, gib = 600_000_000, 2**30
-    bars: list[tuple[str, int, int]] = [
-        ("nothing set", held, 16 * gib - 1536 * 2**20),
-        ("growth", held, growth),
-        ("memory_limit=2048", held, 2 * gib),
-        ("TF_GPU_ALLOCATOR=cuda_malloc_async", held, held),
-        ("every GPU hidden", 0, 0),
-    ]
     source: str | None = "all but growth calculated for 16 GiB, without the CUDA context"
+    bars = [("nothing set", held, 16 * gib - 1536 * 2**20), ("growth", held, growth),
+            ("memory_limit=2048", held, 2 * gib),
+            ("TF_GPU_ALLOCATOR=cuda_malloc_async", held, held),
+            ("every GPU hidden", 0, 0)]  # fmt: skip
     if measured := [record for record in records if record["driver"]]:
-        bars, source = [], None
-        for each in measured:
-            bars.append((each["option"], each["allocator"] or 0, max(each["driver"])))
+        source = None
+        bars = [(each["option"], each["allocator"] or 0, max(each["driver"])) for each in measured]
     names, tensors, taken = zip(*bars, strict=True)
     places, own = range(len(bars)), np.array(tensors) / 1e9
     ax = axes(ax, size=(8, 0.9 + 0.3 * len(bars)), source=source)
@@ -168,25 +164,6 @@ def lab(records: Sequence[Mapping[str, Any]], growth: int, ax: Any = None) -> An
              va="center", **SMALL)  # fmt: skip
     title = "What TensorFlow takes of a GPU with each setting"
     return label(ax, title, "GB", legend=True)
-
-
-def _points(
-    ax: Any, found: Sequence[tuple[float, float, float, str, str, float]], **bars: Any
-) -> None:
-    """Draw a row for each (low, middle, high, colour, text, size of it): a point with its error.
-
-    The text stands beside the axes.
-    """
-    for row, (low, middle, high, shade, text, size) in enumerate(found):
-        ax.errorbar([middle], [row], xerr=[[middle - low], [high - middle]], fmt="o", color=shade,
-                    **bars)  # fmt: skip
-        note(ax, text, (1, row), (8, 0), va="center", size=size, xycoords=ACROSS)
-
-
-def _percent(shares: Iterable[float], of: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give shares of `of` answers in percent, and the standard error of each."""
-    found = np.array([*shares])
-    return 100 * found, 100 * (found * (1 - found) / of) ** 0.5
 
 
 def limit(ax: Any, size: int | float) -> Any:
@@ -220,17 +197,18 @@ def speedups(ways: Mapping[str, Mapping[int, Any]], ax: Any = None, *, devices: 
     """
     found = {(way, batch): pairs for way, each in ways.items() for batch, pairs in each.items()}
     ax = axes(ax, size=(6.6, 1.4 + 0.34 * len(found)))
-    points, furthest = [], float(devices)
-    for (way, _), pairs in found.items():
+    furthest = float(devices)
+    for row, ((way, _), pairs) in enumerate(found.items()):
         times = devices if way == "weak" else 1  # as many images as one device has
         one = timing.Timing(tuple(times * each for each in pairs.a.seconds))
         pairs = timing.Comparison(one, pairs.b)
         shade, text, size = "#888888", "cannot be\ntold apart", 8.5
         if pairs.distinguishable:
             shade, text, size = {"strong": "#1b4965"}.get(way, "#a8483a"), f"{pairs.ratio:.2f}", 10
-        points.append((pairs.low, pairs.ratio, pairs.high, shade, text, size))
+        spread = [[pairs.ratio - pairs.low], [pairs.high - pairs.ratio]]
+        ax.errorbar([pairs.ratio], [row], xerr=spread, fmt="o", color=shade, capsize=4)
+        note(ax, text, (1, row), (8, 0), va="center", size=size, xycoords=ACROSS)
         furthest = max(furthest, pairs.high)
-    _points(ax, points, capsize=4)
     small = {way: "{} \N{RIGHTWARDS ARROW} " if way == "weak" else "" for way in ways}
     rows(ax, [f"{way}, batch of {small[way].format(batch)}{devices * batch}"
               for way, batch in found])  # fmt: skip
@@ -306,12 +284,22 @@ def _sums(step: Trace) -> list[float]:
 
     Others add gradients that come from the next stage to those of this one.
     """
-    made, parts = {op.name: op for op in step.ops}, defaultdict[str, dict[str, set[str]]](dict)
+    parts = _parts(step)
+
+    def meets(op: Op) -> bool:
+        made = {(each.type, each.device) for each in parts[op.name]}
+        return len(made) > len({kind for kind, _ in made})
+
+    return [op.end for op in step.ops if "Add" in op.type and meets(op)]
+
+
+def _parts(step: Trace) -> Mapping[str, list[Op]]:
+    """List the operations whose results each operation uses."""
+    made, parts = {op.name: op for op in step.ops}, defaultdict[str, list["Op"]](list)
     for maker, user in step.edges:
-        if (op := made.get(maker)) is not None:
-            parts[user].setdefault(op.type, set()).add(op.device)
-    sums = (op for op in step.ops if "Add" in op.type)
-    return [op.end for op in sums if any(len(on) > 1 for on in parts[op.name].values())]
+        if maker in made:
+            parts[user].append(made[maker])
+    return parts
 
 
 def _waits(step: Trace, device: str) -> list[tuple[float, float]]:
@@ -590,12 +578,10 @@ def _meetings(step: Trace) -> list[Op]:
 
     TensorFlow may make one addition of that of a device's own gradients and that of all devices'.
     """
-    made, parts = {op.name: op for op in step.ops}, defaultdict[str, set[str]](set)
-    for maker, user in step.edges:
-        if maker in made:
-            parts[user].add(made[maker].device)
-    sums = (op for op in step.ops if _adds_up(op))
-    return [op for op in sums if len(parts[op.name]) > 1 or "Reduce" in op.type]
+    parts = _parts(step)
+    return [op for op in step.ops if _adds_up(op) and (
+        "Reduce" in op.type or len({each.device for each in parts[op.name]}) > 1
+    )]  # fmt: skip
 
 
 def _large(sums: Sequence[Op]) -> list[Op]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -43,10 +44,9 @@ def timed(session: Any, batches: Iterable[tuple[Any, Any]]) -> Spans:
 def show(passes: Mapping[str, Sequence[Spans]], homes: Sequence[str]) -> Any:
     """Draw when each graph trained, in each way to make a pass, from the beginning of the pass."""
     rows: dict[str, Spans] = {}
-    places = {}
     for way, graphs in passes.items():
-        for number, (home, spans) in enumerate(zip(homes, graphs, strict=True), 1):
-            zero = graphs[0][0][0]
+        zero = graphs[0][0][0]
+        for number, spans in enumerate(graphs, 1):
             rows[f"{way}: graph {number}"] = [(begun - zero, end - zero) for begun, end in spans]
-            places[f"{way}: graph {number}"] = home
+    places = dict(zip(rows, itertools.cycle(homes), strict=False))
     return charts.spans(rows, places)

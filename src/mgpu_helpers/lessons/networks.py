@@ -71,11 +71,9 @@ class Network:
     input: Shape = (28, 28, 1)
 
     def __repr__(self) -> str:
-        count, work = parameters(self), flops(self)
-        head = (
-            f"{self.name}: {count:,} parameters ({4 * count / 1e6:.2f} MB), "
-            f"{work / 1e6:.1f} MFLOP an example to train"
-        )
+        count = parameters(self)
+        head = (f"{self.name}: {count:,} parameters ({4 * count / 1e6:.2f} MB), "
+                f"{flops(self) / 1e6:.1f} MFLOP an example to train")  # fmt: skip
         rows = [("layer", "output", "parameters")]
         for layer, before, after in walk(self):
             own = sum(map(math.prod, _weights(layer, before).values()))
@@ -92,16 +90,12 @@ def tensorlight(width: float = 1.0) -> Network:
     >>> parameters(tensorlight())
     6640394
     """
-    layers = (
-        Conv("conv1", _scaled(64, width), 5, activation="relu"),
-        Pool(),
-        Conv("conv2", _scaled(128, width), 5, activation="leaky_relu"),
-        Pool(),
-        Dense("fc1", _scaled(1024, width), activation="relu"),
-        Dropout("drop1", 0.5),
+    return Network("tensorlight", (
+        Conv("conv1", _scaled(64, width), 5, activation="relu"), Pool(),
+        Conv("conv2", _scaled(128, width), 5, activation="leaky_relu"), Pool(),
+        Dense("fc1", _scaled(1024, width), activation="relu"), Dropout("drop1", 0.5),
         Dense("output", 10),
-    )
-    return Network("tensorlight", layers)
+    ))  # fmt: skip
 
 
 def p40(width: float = 1.0) -> Network:
@@ -116,12 +110,9 @@ def p40(width: float = 1.0) -> Network:
     for i, filters in enumerate((64, 128, 128), 1):
         conv = Conv(f"conv{i}", _scaled(filters, width), 3, padding="VALID")
         layers += [conv, Pool("VALID"), Dropout(f"drop{i}", 0.3)]
-    layers += [
-        Dense("fc1", _scaled(1024, width), activation="relu"),
-        Dropout("drop4", 0.5),
-        Dense("fc2", _scaled(256, width), activation="relu"),
-        Dense("output", 10),
-    ]
+    layers += [Dense("fc1", _scaled(1024, width), activation="relu"), Dropout("drop4", 0.5),
+               Dense("fc2", _scaled(256, width), activation="relu"),
+               Dense("output", 10)]  # fmt: skip
     return Network("p40", tuple(layers))
 
 
@@ -140,21 +131,15 @@ def jang(hidden: int = 2400, width: float = 1.0) -> Network:
     for i, filters in enumerate((64, 64, 128), 1):
         conv = Conv(f"conv{i}", _scaled(filters, width), 3, activation="relu", bias=False)
         layers += [conv, Pool(), Dropout(f"drop{i}", 0.8)]
-    layers += [
-        Dense("fc1", _scaled(hidden, width), activation="relu", bias=False),
-        Dropout("drop4", 0.75),
-        Dense("output", 10, bias=False),
-    ]
+    layers += [Dense("fc1", _scaled(hidden, width), activation="relu", bias=False),
+               Dropout("drop4", 0.75), Dense("output", 10, bias=False)]  # fmt: skip
     return Network("jang", tuple(layers))
 
 
 def shapes(network: Network) -> dict[str, Shape]:
     """Give the shape of each weight by name: "conv1/kernel", "conv1/bias", and so on."""
-    return {
-        name: shape
-        for layer, before, _ in walk(network)
-        for name, shape in _weights(layer, before).items()
-    }
+    own = (_weights(layer, before) for layer, before, _ in walk(network))
+    return {name: shape for each in own for name, shape in each.items()}
 
 
 def parameters(network: Network) -> int:
@@ -345,15 +330,12 @@ def stages(
 
     checked(devices)
     v1, values, made = tf.compat.v1, initial(network, seed), []
+    today = v1.executing_eagerly_outside_functions()
     for part, device in zip(cut(network, starts), devices, strict=True):
-        weights = {}
-        for name in shapes(part):
-            with tf.device(device):
-                weights[name] = (
-                    tf.Variable(values[name], name=name)
-                    if v1.executing_eagerly_outside_functions()
-                    else v1.get_variable(name, initializer=values[name])
-                )
+        with tf.device(device):
+            weights = {name: tf.Variable(values[name], name=name) if today
+                       else v1.get_variable(name, initializer=values[name])
+                       for name in shapes(part)}  # fmt: skip
         made.append(Stage(device, functools.partial(logits, part), weights))
     return made
 

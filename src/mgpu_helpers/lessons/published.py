@@ -51,12 +51,12 @@ P40_FLOPS = 3840 * 2 * 1.531e9
 
 
 def _benchmarks(
-    machine: str, batch: int, variables: str, *rates: float
+    machine: str, batch: int, variables: str, *rates: float, gpus: int = 1
 ) -> tuple[Measurement, ...]:
-    """Make the rows of a column: images a second on 1, 2, 4 and 8 GPUs, made-up images."""
+    """Make the rows of a column: images a second on 1, 2, 4 and 8 (servers of) GPUs, made up."""
     source = f"TensorFlow's benchmarks, 2017, {machine}"
     return tuple(
-        Measurement.of_rate(Setting(n, batch, variables), rate, source)
+        Measurement.of_rate(Setting(gpus * n, batch, variables), rate, source)
         for n, rate in zip((1, 2, 4, 8), rates, strict=True)
     )
 
@@ -91,17 +91,13 @@ K80 = (  # two GPUs to a card, on Google Compute Engine
 # The same page: servers of eight K80 (Amazon EC2, p2.8xlarge), 1, 2, 4 and 8 of them. Each server
 # holds a share of the variables for all: as many bytes leave it and come as in a ring of servers.
 # Of 8 servers fewer hold variables in three of these rows, so more crosses there.
-SERVERS = tuple(
-    (work, tuple(
-        Measurement.of_rate(Setting(n, batch), rate, "TensorFlow's benchmarks, 2017, EC2")
-        for n, rate in zip((8, 16, 32, 64), rates, strict=True)
-    ))
-    for work, batch, rates in (
-        (_INCEPTION, 64, (229, 459, 902, 1783)), (_INCEPTION, 32, (219, 427, 820, 1608)),
-        (_RESNET_50, 64, (378, 751, 1388, 2744)), (_RESNET_50, 32, (333, 667, 1180, 2315)),
-        (_RESNET_152, 32, (146, 291, 565, 981)),
-    )
-)  # fmt: skip
+SERVERS = (
+    (_INCEPTION, _benchmarks("EC2", 64, "device", 229, 459, 902, 1783, gpus=8)),
+    (_INCEPTION, _benchmarks("EC2", 32, "device", 219, 427, 820, 1608, gpus=8)),
+    (_RESNET_50, _benchmarks("EC2", 64, "device", 378, 751, 1388, 2744, gpus=8)),
+    (_RESNET_50, _benchmarks("EC2", 32, "device", 333, 667, 1180, 2315, gpus=8)),
+    (_RESNET_152, _benchmarks("EC2", 32, "device", 146, 291, 565, 981, gpus=8)),
+)
 # 3584 cores x 2 FLOP x 1.48 GHz, its boost clock in a DGX-1.
 P100_FLOPS = 3584 * 2 * 1.48e9
 # The lowest rate that users of NCCL measured on it.

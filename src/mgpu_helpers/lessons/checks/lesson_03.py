@@ -104,39 +104,30 @@ def _refused(said: str, empty: bool) -> str:
     return f"fit raises: {(said.splitlines() or ['an error'])[0]}"
 
 
+_KINDS: dict[str, Callable[[Any], float]] = {
+    "mean square": lambda x: (x**2).mean(),
+    "sum of squares": lambda x: (x**2).sum(),
+    "square of the sum": lambda x: x.sum() ** 2,
+    "largest": lambda x: x.max(),
+    "twice the mean": lambda x: 2 * x.mean(),
+    "tenth of the sum": lambda x: x.sum() / 10,
+    "root mean square": lambda x: float(np.sqrt((x**2).mean())),
+    # Without the last number it is always a mean.
+    "largest over 20 or the mean": lambda x: x.max() if x.max() > 20 else x.mean(),
+}
+
+
 def _losses() -> Iterator[tuple[Callable[[Any], float], np.ndarray]]:
-    def mean_square(x: Any) -> float:
-        return (x**2).mean()
-
-    def twice_the_mean(x: Any) -> float:
-        return 2 * x.mean()
-
-    def sum_of_squares(x: Any) -> float:
-        return (x**2).sum()
-
-    def tenth_of_the_sum(x: Any) -> float:
-        return x.sum() / 10
-
-    def largest(x: Any) -> float:
-        return x.max()
-
-    def square_of_the_sum(x: Any) -> float:
-        return x.sum() ** 2
-
-    def root_mean_square(x: Any) -> float:
-        return float(np.sqrt((x**2).mean()))
-
-    def largest_over_20_or_the_mean(x: Any) -> float:  # without the last number always a mean
-        return x.max() if x.max() > 20 else x.mean()
-
     rng = np.random.default_rng()
-    every = [mean_square, sum_of_squares, square_of_the_sum, largest, twice_the_mean,
-             tenth_of_the_sum, root_mean_square, largest_over_20_or_the_mean]  # fmt: skip
     for n in (8, 8, 8, 8, 8, 8, 5, 9):  # equal parts first, of which only rounding makes others
-        for loss in every:
+        for loss in _KINDS.values():
             x = rng.uniform(1, 9, n)
             x[-1] += 30  # or the root of a mean square may be a mean, nearly
             yield loss, x
+
+
+def _name(loss: Callable[[Any], float]) -> str:
+    return next(name for name, each in _KINDS.items() if each is loss)
 
 
 def _kind(near: Callable[[Any, Any], Any] = np.isclose, way: str = "shares") -> Any:
@@ -157,12 +148,17 @@ def _kind(near: Callable[[Any, Any], Any] = np.isclose, way: str = "shares") -> 
 
 _right = _kind()
 
+def _instead(said: str, of: str) -> Callable[[Any, Any], str]:
+    """Take one kind of loss for another."""
+    return lambda loss, x: said if _right(loss, x) == of else _right(loss, x)
+
+
 #: Check exercise 2 of lesson 03: what a loss is, of losses and of examples that it draws.
 kind = same_as(
     _right,
     _losses,
     told=lambda right, got, loss, x: (
-        f"the {loss.__name__.replace('_', ' ')} of {len(x)} numbers is {right!r}, not {got!r}"
+        f"the {_name(loss)} of {len(x)} numbers is {right!r}, not {got!r}"
     ),
     wrong={
         "compute the loss of all numbers, the last of an odd number of them, too":
@@ -171,15 +167,10 @@ kind = same_as(
         "a loss can be between those of its parts and no mean: compare with the shares":
             _kind(way="between"),
         "rounding moves the last digit: compare with np.isclose": _kind(near=lambda a, b: a == b),
-        "the losses of its parts add up to that of both": lambda loss, x: (
-            "mean" if _right(loss, x) == "sum" else _right(loss, x)
-        ),
-        "the losses of its parts do not add up to that of both": lambda loss, x: (
-            "sum" if _right(loss, x) == "mean" else _right(loss, x)
-        ),
-        "neither their sum nor their mean by shares is that of both": lambda loss, x: (
-            "mean" if _right(loss, x) == "neither" else _right(loss, x)
-        ),
+        "the losses of its parts add up to that of both": _instead("mean", of="sum"),
+        "the losses of its parts do not add up to that of both": _instead("sum", of="mean"),
+        "neither their sum nor their mean by shares is that of both":
+            _instead("mean", of="neither"),
     },
     unknown="compute the loss of two parts and of both together, and compare with np.isclose, "
     "because rounding moves the last digit",

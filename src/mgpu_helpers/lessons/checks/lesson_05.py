@@ -45,12 +45,10 @@ limit_for = same_as(
     wrong={
         "each script has a context, too": lambda total, context, n: total // n,
         "a limit is a whole number of MiB": lambda total, context, n: total / n - context,
-        "rounded up, the limits do not fit: round down": (
-            lambda total, context, n: -(-total // n) - context
-        ),
+        "rounded up, the limits do not fit: round down":
+            lambda total, context, n: -(-total // n) - context,
         "each script has a context of its own": lambda total, context, n: (total - context) // n,
-        "beside each limit there is one context": (
-            lambda total, context, n: total // n - n * context
-        ),
+        "beside each limit there is one context":
+            lambda total, context, n: total // n - n * context,
     },
-)
+)  # fmt: skip

@@ -90,7 +90,7 @@ def _epochs() -> Iterator[tuple[int, int, int]]:
 
 
 def _of(batches: set[int], devices: int) -> int:
-    return len({(n + i) // devices for n in batches - {0} for i in range(devices)})
+    return len({(n + i) // devices for n in batches for i in range(devices)})
 
 
 def _batches(examples: int, batch: int) -> set[int]:
@@ -107,22 +107,17 @@ sizes = same_as(
     ),
     way="one whole number of sizes",
     wrong={
-        "count shares, not batches": lambda examples, batch, devices: (
-            len(_batches(examples, batch))
-        ),
-        "the last batch may be smaller": lambda examples, batch, devices: (
-            _of({min(batch, examples)}, devices)
-        ),
-        "the shares of one batch may differ by an example": lambda examples, batch, devices: (
-            len({n // devices for n in _batches(examples, batch)})
-        ),
-        "two batches may have shares of the same size": lambda examples, batch, devices: (
-            sum(_of({n}, devices) for n in _batches(examples, batch))
-        ),
-        "a batch that is not there has no size": lambda examples, batch, devices: (
-            len({(n + i) // devices for n in {min(batch, examples), examples % batch}
-                 for i in range(devices)})
-        ),
+        "count shares, not batches":
+            lambda examples, batch, devices: len(_batches(examples, batch)),
+        "the last batch may be smaller":
+            lambda examples, batch, devices: _of({min(batch, examples)}, devices),
+        "the shares of one batch may differ by an example":
+            lambda examples, batch, devices: len({n // devices for n in _batches(examples, batch)}),
+        "two batches may have shares of the same size":
+            lambda examples, batch, devices: sum(_of({n}, devices)
+                                                 for n in _batches(examples, batch)),
+        "a batch that is not there has no size":
+            lambda examples, batch, devices: _of({min(batch, examples), examples % batch}, devices),
         "a share of one size is compiled once, however many there are":
             lambda examples, batch, devices: -(-examples // batch) * devices,
     },

@@ -8,16 +8,8 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers.devices.plan import planned
-from mgpu_helpers.lessons.checks.judge import (
-    call,
-    exercise,
-    expect,
-    listed,
-    numbers,
-    same_as,
-    sent,
-    traced,
-)
+from mgpu_helpers.lessons.checks import judge
+from mgpu_helpers.lessons.checks.judge import call, exercise, expect, listed, numbers, same_as
 
 SHARED = (8, 4, 4)  # bytes a parameter: Adam's slots, the gradient, the weight
 
@@ -120,9 +112,9 @@ def clipped(function: Any) -> str:
                      for gradient, value in zip(lists[at], values[at], strict=True)]
                 for at in places}  # fmt: skip
         _scaled(ours, values, norm, limit)
-        step = traced(used, limit)[1]
+        step = judge.traced(used, limit)[1]
         for at in places:
-            away = sent(step, at)
+            away = judge.sent(step, at)
             expect(away < 100, f"{away:,} bytes leave {at}: let only single numbers leave it")
     return "the norm of all, and only numbers left a device"
 

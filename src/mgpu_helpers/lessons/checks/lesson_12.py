@@ -18,8 +18,12 @@ def _crosses_least(cuts: Iterable[Cut], border: slice = slice(None)) -> Cut | No
     return min(cuts, key=lambda cut: sum(p.crossing for p in cut.parts[border]), default=None)
 
 
+def _fitting(cuts: list[Cut], budget: int) -> list[Cut]:
+    return [cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget]
+
+
 def _choose(cuts: list[Cut], budget: int) -> Cut | None:
-    return _crosses_least(cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget)
+    return _crosses_least(_fitting(cuts, budget))
 
 
 NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
@@ -33,22 +37,14 @@ NOT_CHOSEN: dict[str, Callable[[list[Cut], int], Cut | None]] = {
     "every part has to fit, not only the first":
         lambda cuts, budget: _crosses_least(cut for cut in cuts if cut.parts[0].bytes <= budget),
     "with more than two parts, add up what crosses over each border":
-        lambda cuts, budget: _crosses_least(
-            (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), slice(1)
-        ),
+        lambda cuts, budget: _crosses_least(_fitting(cuts, budget), slice(1)),
     "with more than two parts, add up what crosses; the largest alone does not tell":
-        lambda cuts, budget: min(
-            (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget),
-            key=lambda cut: max(p.crossing for p in cut.parts), default=None,
-        ),
+        lambda cuts, budget: min(_fitting(cuts, budget), default=None,
+                                 key=lambda cut: max(p.crossing for p in cut.parts)),
     "that is the first that fits; of the cuts that fit, take the one with least to cross":
-        lambda cuts, budget: next(
-            (cut for cut in cuts if max(p.bytes for p in cut.parts) <= budget), None
-        ),
+        lambda cuts, budget: next(iter(_fitting(cuts, budget)), None),
     "a part that holds just the budget fits":
-        lambda cuts, budget: _crosses_least(
-            cut for cut in cuts if max(p.bytes for p in cut.parts) < budget
-        ),
+        lambda cuts, budget: _choose(cuts, budget - 1),
 }  # fmt: skip
 
 
@@ -118,8 +114,8 @@ def _models() -> Iterator[tuple[Any, list[str], int]]:
             yield model, names, int(rng.integers(2, 9))
 
 
-def _takes(model: Any, names: Iterable[str]) -> int:
-    return sum(math.prod(model.get_layer(name).input.shape[1:]) for name in names)
+def _takes(model: Any, names: Iterable[str], what: str = "input") -> int:
+    return sum(math.prod(getattr(model.get_layer(name), what).shape[1:]) for name in names)
 
 
 def _crosses(right: int, got: Any, model: Any, names: list[str], batch: int) -> str:
@@ -147,9 +143,8 @@ crossing = same_as(
             lambda model, names, batch: 8 * _takes(model, names),
         "these are numbers of one example: count bytes of a batch":
             lambda model, names, batch: _takes(model, names),
-        "that is what the layer gives: what crosses is what it takes": lambda model, names, batch: (
-            8 * batch * sum(math.prod(model.get_layer(name).output.shape[1:]) for name in names)
-        ),
+        "that is what the layer gives: what crosses is what it takes":
+            lambda model, names, batch: 8 * batch * _takes(model, names, "output"),
         "that is the first cut only: add up what crosses over each":
             lambda model, names, batch: 8 * batch * _takes(model, names[:1]),
         "that is the last cut only: add up what crosses over each":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,13 @@ def _trainings() -> Iterator[tuple[int, int, int]]:
 
 
 def _fewest(
-    stages: int, batch: int, percent: int, wait: int = 1, even: bool = True, less: bool = False
-) -> int:
-    for pieces in range(1, batch + 1):
-        idle, all_of = 100 * (stages - wait), percent * (pieces + stages - 1)
-        if (idle < all_of if less else idle <= all_of) and not (even and batch % pieces):
+    stages: int, batch: int, percent: int, *, least: int = 1, even: bool = True,
+    small: Callable[[int, int, int], bool] = lambda idle, all_of, percent: (
+        100 * idle <= percent * all_of
+    ),
+) -> int:  # fmt: skip
+    for pieces in range(least, batch + 1):
+        if small(stages - 1, pieces + stages - 1, percent) and not (even and batch % pieces):
             return pieces
     return 0
 
@@ -68,37 +70,24 @@ fewest = same_as(
     told=_bubble,
     way="one whole number of pieces",
     wrong={
-        "pieces of equal size divide the batch":
-            lambda stages, batch, percent: _fewest(stages, batch, percent, even=False),
-        "one piece, too, can be enough":
-            lambda stages, batch, percent: next(
-                (m for m in range(2, batch + 1)
-                 if 100 * (stages - 1) <= percent * (m + stages - 1) and batch % m == 0), 0
-            ),
+        "pieces of equal size divide the batch": lambda *all_of: _fewest(*all_of, even=False),
+        "one piece, too, can be enough": lambda *all_of: _fewest(*all_of, least=2),
         "a piece can be a single example":
-            lambda stages, batch, percent: (
-                pieces if (pieces := _fewest(stages, batch, percent)) < batch else 0
-            ),
+            lambda stages, batch, percent: _fewest(stages, batch, percent) % batch,
         "a share that is rounded to whole percent can be too large":
-            lambda stages, batch, percent: next(
-                (m for m in range(1, batch + 1)
-                 if 100 * (stages - 1) // (m + stages - 1) <= percent and batch % m == 0), 0
-            ),
+            lambda *all_of: _fewest(*all_of, small=lambda idle, n, most: 100 * idle // n <= most),
         "the bubble of p stages has p - 1 of its columns, not p":
-            lambda stages, batch, percent: _fewest(stages, batch, percent, wait=0),
+            lambda *all_of: _fewest(
+                *all_of, small=lambda idle, n, most: 100 * (idle + 1) <= most * n),
         "a bubble of just so many percent is small enough":
-            lambda stages, batch, percent: _fewest(stages, batch, percent, less=True),
+            lambda *all_of: _fewest(*all_of, small=lambda idle, n, most: 100 * idle < most * n),
         "the share is of all columns, working and waiting":
-            lambda stages, batch, percent: next(
-                (m for m in range(1, batch + 1)
-                 if 100 * (stages - 1) <= percent * m and batch % m == 0), 0
-            ),
+            lambda *all_of: _fewest(
+                *all_of, small=lambda idle, n, most: 100 * idle <= most * (n - idle)),
         "each example alone has the smallest bubble: fewer may do":
             lambda stages, batch, percent: batch,
         "return the number of pieces, not of the examples in one":
-            lambda stages, batch, percent: (
-                batch // pieces if (pieces := _fewest(stages, batch, percent)) else 0
-            ),
+            lambda stages, batch, percent: batch // (_fewest(stages, batch, percent) or batch + 1),
     },
     unknown="the bubble is a share of (p - 1)/(m + p - 1)",
     yes="right for twelve trainings, five of them drawn at random",

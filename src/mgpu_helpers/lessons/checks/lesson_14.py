@@ -32,22 +32,19 @@ def gated(function: Any) -> str:
             expect(len(part) == 3, f"a device needs 3 matrices, not {len(part)}")
             for name, matrix, (down, over) in zip("gud", part, shapes, strict=True):
                 matrix = numbers(matrix, np.shape(matrix), f"a matrix for {name}")
-                expect(matrix.size == down * over // n, (
-                    f"a device has {matrix.size} of the {down * over} numbers of {name}, not "
-                    f"1/{n} of them"
-                ))  # fmt: skip
+                expect(matrix.size == down * over // n,
+                       f"a device has {matrix.size} of the {down * over} numbers of {name}, not "
+                       f"1/{n} of them")
                 by = "rows" if name == "d" else "columns"
                 right = (down // n, over) if name == "d" else (down, over // n)
                 given = " x ".join(map(str, matrix.shape))
-                expect(matrix.shape == right, (
-                    f"{name} is {down} x {over}, and a part of it {given}: cut it by {by}"
-                ))  # fmt: skip
+                expect(matrix.shape == right,
+                       f"{name} is {down} x {over}, and a part of it {given}: cut it by {by}")
         added = sum(_gated(x, *(np.asarray(m) for m in part)) for part in parts)
-        expect(np.allclose(added, _gated(x, *whole), rtol=1e-3, atol=1e-3), (
-            f"with {n} devices the shapes are right, and the outputs do not add up to that of the "
-            "whole: a device needs columns of g and u and rows of d that belong to the same hidden "
-            "numbers, and all devices together need each of them once"
-        ))  # fmt: skip
+        expect(np.allclose(added, _gated(x, *whole), rtol=1e-3, atol=1e-3),
+               f"with {n} devices the shapes are right, and the outputs do not add up to that of "
+               "the whole: a device needs columns of g and u and rows of d that belong to the same "
+               "hidden numbers, and all devices together need each of them once")
     return "the outputs of 2 and of 3 devices add up to that of the whole"
 
 
@@ -83,19 +80,16 @@ def losses(function: Any) -> str:
         highest = logits.max(1, keepdims=True).astype("float64")
         right = np.log(np.exp(logits - highest).sum(1)) + highest[:, 0] - logits[range(batch), y]
         odd = [float(one) for one in got if not np.isfinite(one)]
-        expect(not odd, (
-            f"with scores near {shift:.0f} a loss is {odd[:1]}: take each example's own highest "
-            "score away before exp, and add it again after log, as tf.reduce_logsumexp does"
-        ))  # fmt: skip
+        expect(not odd,
+               f"with scores near {shift:.0f} a loss is {odd[:1]}: take each example's own highest "
+               "score away before exp, and add it again after log, as tf.reduce_logsumexp does")
         first = int(np.argmax(np.abs(got - right)))
-        expect(np.allclose(got, right, atol=2e-3), (
-            f"an example of class {y[first]}, of {classes}, has the loss {right[first]:.3f}, not "
-            f"{got[first]:.3f}"
-        ))  # fmt: skip
+        expect(np.allclose(got, right, atol=2e-3),
+               f"an example of class {y[first]}, of {classes}, has the loss {right[first]:.3f}, "
+               f"not {got[first]:.3f}")
         for device in where:
             each = sent(step, device) / batch
-            expect(each <= MOST, (
-                f"{device} sends {each:.0f} bytes for each example: reduce its scores to a few "
-                "numbers where they lie, in a block tf.device(logits[i].device)"
-            ))  # fmt: skip
+            expect(each <= MOST,
+                   f"{device} sends {each:.0f} bytes for each example: reduce its scores to a few "
+                   "numbers where they lie, in a block tf.device(logits[i].device)")
     return f"right also for scores near 1000, and no device sends over {MOST} bytes for an example"

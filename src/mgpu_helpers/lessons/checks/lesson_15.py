@@ -20,29 +20,25 @@ def in_order(function: Any) -> str:
         for within, between in SUMS:
             pairs = [(names[0], names[1]), (names[2], names[3])]
             got = listed(call(function, pairs, within, between), "a list of four devices")
-            expect(len(got) == 4, (
-                f"the list has {len(got)} entries, not four: fit.use takes one list of devices, "
-                "the first row and then the second"
-            ))  # fmt: skip
+            expect(len(got) == 4,
+                   f"the list has {len(got)} entries, not four: fit.use takes one list of devices, "
+                   "the first row and then the second")
             flat = all(isinstance(one, str) for one in got)
-            expect(flat and sorted(got) == sorted(names), (
-                f"each of {', '.join(names)} stands in the list once; it has {got}"
-            ))  # fmt: skip
+            expect(flat and sorted(got) == sorted(names),
+                   f"each of {', '.join(names)} stands in the list once; it has {got}")
             rows = {frozenset(got[:2]), frozenset(got[2:])}
             columns = {frozenset(got[::2]), frozenset(got[1::2])}
             fast = {frozenset(pair) for pair in pairs}
             case = f"with the pairs {pairs}, {within:,} bytes within rows and {between:,} between"
-            expect(fast in (rows, columns), (
-                f"{case}, your list puts the devices of a pair neither into one row nor into one "
-                "column: a row is two neighbours, and a column every second device"
-            ))  # fmt: skip
-            expect(fast == (rows if within > between else columns), (
-                f"{case}, the fast links have to be "
-                + ("within the rows, and in your list they are between them: a row is two "
+            expect(fast in (rows, columns),
+                   f"{case}, your list puts the devices of a pair neither into one row nor into "
+                   "one column: a row is two neighbours, and a column every second device")
+            expect(fast == (rows if within > between else columns),
+                   f"{case}, the fast links have to be "
+                   + ("within the rows, and in your list they are between them: a row is two "
                    "neighbours of the list" if within > between else
                    "between the rows, and in your list they are within them: a column is every "
-                   "second device of the list")
-            ))  # fmt: skip
+                   "second device of the list"))
     return "the larger sum crosses the fast links, for two servers and four sums"
 
 
@@ -56,9 +52,15 @@ def _steps() -> Iterator[tuple[int, int, int, int]]:
         yield weights, cut, 12 * batch, int(rng.integers(2, 5))
 
 
+def _crossing(
+    weights: int, cut: int, batch: int, rows: int, *, within: float = 2, between: float = 2
+) -> tuple[float, float]:
+    return within * batch * cut, between * weights * (rows - 1)
+
+
 #: Check exercise 2 of lesson 15: the bytes within rows and between them, of models that it draws.
 crossing = same_as(
-    lambda weights, cut, batch, rows: (2 * batch * cut, 2 * weights * (rows - 1)),
+    _crossing,
     _steps,
     told=lambda right, got, weights, cut, batch, rows: (
         f"with {weights} bytes of weights, {cut} at the cut, a batch of {batch} and {rows} rows, "
@@ -67,28 +69,19 @@ crossing = same_as(
     ),
     way="two numbers of bytes",
     wrong={
-        "the gradients of the activations come back": lambda weights, cut, batch, rows: (
-            batch * cut, 2 * weights * (rows - 1)
-        ),
-        "the gradients of the weights come back": lambda weights, cut, batch, rows: (
-            2 * batch * cut, weights * (rows - 1)
-        ),
+        "the gradients of the activations come back": lambda *step: _crossing(*step, within=1),
+        "the gradients of the weights come back": lambda *step: _crossing(*step, between=1),
         "what is read comes back as gradients, within rows and between them":
-            lambda weights, cut, batch, rows: (batch * cut, weights * (rows - 1)),
-        "the first row has the weights, and reads nothing": lambda weights, cut, batch, rows: (
-            2 * batch * cut, 2 * weights * rows
-        ),
-        "each further row reads all weights": lambda weights, cut, batch, rows: (
-            2 * batch * cut, 2 * weights
-        ),
+            lambda *step: _crossing(*step, within=1, between=1),
+        "the first row has the weights, and reads nothing":
+            lambda weights, cut, batch, rows: _crossing(weights, cut, batch, rows + 1),
+        "each further row reads all weights":
+            lambda weights, cut, batch, rows: _crossing(weights, cut, batch, 2),
         "the rows share the batch, so each example crosses in one of them":
-            lambda weights, cut, batch, rows: (2 * batch * cut * rows, 2 * weights * (rows - 1)),
-        "count all rows, not one of them": lambda weights, cut, batch, rows: (
-            2 * batch * cut / rows, 2 * weights * (rows - 1)
-        ),
-        "first within rows, then between them": lambda weights, cut, batch, rows: (
-            2 * weights * (rows - 1), 2 * batch * cut
-        ),
+            lambda weights, cut, batch, rows: _crossing(weights, cut, batch * rows, rows),
+        "count all rows, not one of them":
+            lambda *step: _crossing(*step, within=2 / step[-1]),
+        "first within rows, then between them": lambda *step: _crossing(*step)[::-1],
     },
     unknown="along a row go activations and their gradients, between rows weights and theirs",
     yes="right for eight models, five of them drawn at random",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -102,30 +102,13 @@ def _sweeps() -> Iterator[tuple[list[str], Rows]]:
         yield names, rows(*(f"{name}:{end}" for name, end in pairs))
 
 
+def _chosen(names: list[str], rows: Rows, *, right: Callable[[list[str]], bool]) -> list[str]:
+    """List the names whose statuses, the newest last, are right."""
+    return [each for each in names if right([r["status"] for r in rows if r["name"] == each])]
+
+
 def _again(names: list[str], rows: Rows) -> list[str]:
-    newest = {row["name"]: row["status"] for row in rows}
-    return [name for name in names if newest.get(name) != "done"]
-
-
-def _failed_only(names: list[str], rows: Rows) -> list[str]:
-    newest = {row["name"]: row["status"] for row in rows}
-    return [name for name in names if newest.get(name, "done") != "done"]
-
-
-def _ever_done(names: list[str], rows: Rows) -> list[str]:
-    done = {row["name"] for row in rows if row["status"] == "done"}
-    return [name for name in names if name not in done]
-
-
-def _ever_failed(names: list[str], rows: Rows) -> list[str]:
-    failed = {row["name"] for row in rows if row["status"] != "done"}
-    there = {row["name"] for row in rows}
-    return [name for name in names if name in failed or name not in there]
-
-
-def _failed_or_new(names: list[str], rows: Rows) -> list[str]:
-    newest = {row["name"]: row["status"] for row in rows}
-    return [name for name in names if newest.get(name, "failed") == "failed"]
+    return _chosen(names, rows, right=lambda its: its[-1:] != ["done"])
 
 
 def _shown(rows: Rows) -> str:
@@ -142,13 +125,16 @@ again = same_as(
     wrong={
         "go through the names: a job has several rows, of which the newest counts, or one, or none":
             lambda names, rows: [row["name"] for row in rows if row["status"] != "done"],
-        "a job without a row has never ended, and has to run, too": _failed_only,
-        "the newest row of a job counts, and here that one is not done": _ever_done,
-        "the newest row of a job counts, and here that one is done": _ever_failed,
+        "a job without a row has never ended, and has to run, too":
+            lambda *sweep: _chosen(*sweep, right=lambda its: bool(its) and its[-1] != "done"),
+        "the newest row of a job counts, and here that one is not done":
+            lambda *sweep: _chosen(*sweep, right=lambda its: "done" not in its),
+        "the newest row of a job counts, and here that one is done":
+            lambda *sweep: _chosen(*sweep, right=lambda its: {*its} != {"done"}),
         "only a job that is done is left out, and one may also have timed out or been stopped":
-            _failed_or_new,
-        "these have a row that says done": lambda names, rows: [
-            name for name in names if {"name": name, "status": "done"} in rows],
+            lambda *sweep: _chosen(*sweep, right=lambda its: its[-1:] in ([], ["failed"])),
+        "these have a row that says done":
+            lambda *sweep: _chosen(*sweep, right=lambda its: "done" in its),
         "these are all jobs: leave out what is done": lambda names, rows: names,
         "keep the order in which the jobs were named":
             lambda names, rows: sorted(_again(names, rows)),

@@ -49,15 +49,6 @@ def trains(function: Any) -> str:
         kernel = model.layers[-1].kernel
         eighths = rng.permutation(2 * units).reshape([units, 2]) / 8  # their sums are exact
 
-        def swap() -> None:  # every sum and norm stays
-            kernel.assign(tf.reverse(kernel.value, [1]))
-
-        def turn() -> None:  # of the weights only the first one moves
-            norm.gamma.assign(-norm.gamma.value)
-
-        def creep() -> None:
-            model.layers[-1].bias.assign_add([0.0, 1e-6])
-
         def run_alone() -> Any:
             frozen.bias.assign_add(tf.ones([units]))
             return model(rows, training=True)
@@ -74,15 +65,16 @@ def trains(function: Any) -> str:
              "a training step moves weights (were the numbers copied before the step?)"),
             (run_alone, 0.1, False,
              "only moving averages and a frozen bias moved, which nobody trains"),
-            (turn, 0.1, True, "a weight of the first layer that trains moved, and no other"),
-            (swap, 0.1, True,
+            (lambda: norm.gamma.assign(-norm.gamma.value), 0.1, True,
+             "a weight of the first layer that trains moved, and no other"),
+            (lambda: kernel.assign(tf.reverse(kernel.value, [1])), 0.1, True,  # every sum stays
              "two columns of the last kernel change places (is each number compared?)"),
-            (creep, 0.1, True, "one number of the last bias moved, by a millionth"),
+            (lambda: model.layers[-1].bias.assign_add([0.0, 1e-6]), 0.1, True,
+             "one number of the last bias moved, by a millionth"),
             (train, 0.0, False, "a training step with a learning rate of 0 moves no weight"),
         ):
             model.optimizer.learning_rate.assign(rate)
-            if step is swap:
-                kernel.assign(eighths)
+            kernel.assign(eighths)
             after: list[Any] = []
             counter = Mock(side_effect=functools.partial(run, step, after))
             got, times = truth(call(function, model, counter)), counter.call_count

@@ -17,11 +17,16 @@ def _servers() -> list[tuple[float, ...]]:
     ]  # fmt: skip
 
 
+def _slowest(
+    parameters: int, step: float, servers: int, efficiency: float, factor: float = 1
+) -> float:
+    sent = 2 * (servers - 1) / servers * 4 * parameters
+    return factor * sent / (step / efficiency - step)
+
+
 #: Check exercise 1 of lesson 20: the slowest link with which servers reach an efficiency.
 slowest = same_as(
-    lambda parameters, step, servers, efficiency: (
-        2 * (servers - 1) / servers * 4 * parameters / (step / efficiency - step)
-    ),
+    _slowest,
     _servers,
     told=lambda right, got, parameters, step, servers, efficiency: (
         f"{parameters:,} parameters, a step of {step:.3g} s, {servers} servers and an efficiency "
@@ -30,25 +35,17 @@ slowest = same_as(
     way="one number is wanted",
     wrong={
         "in a ring each server sends 2(n - 1)/n times the bytes of the gradients":
-            lambda parameters, step, servers, efficiency: (
-                4 * parameters / (step / efficiency - step)
-            ),
+            lambda count, step, n, share: _slowest(count, step, n, share, n / (n - 1) / 2),
         "divide by the number of servers: each sends 2(n - 1)/n times the gradients":
-            lambda parameters, step, servers, efficiency: (
-                2 * (servers - 1) * 4 * parameters / (step / efficiency - step)
-            ),
+            lambda count, step, n, share: _slowest(count, step, n, share, n),
         "a step with its exchange takes step / efficiency: subtract step":
-            lambda parameters, step, servers, efficiency: (
-                2 * (servers - 1) / servers * 4 * parameters / step
-            ),
+            lambda count, step, n, share: _slowest(count, step, n, 0.5),
         "a step takes longer with the exchange: divide step by efficiency":
-            lambda parameters, step, servers, efficiency: (
-                2 * (servers - 1) / servers * 4 * parameters / (step * (1 - efficiency))
-            ),
+            lambda count, step, n, share: _slowest(count, step, n, share, 1 / share),
     },
     unknown="the exchange may take step / efficiency - step",
     yes="four links, and no faster than they have to be",
-)
+)  # fmt: skip
 
 
 def _exact(parameters: int, step: float, bandwidth: float, gain: float) -> float:

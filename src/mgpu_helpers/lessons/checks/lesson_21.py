@@ -88,14 +88,12 @@ reduce_seconds = same_as(
         "return seconds": lambda size, n, rate, free: _ring(size * 1000, n, rate, free),
         "a megabit is a million bits":
             lambda size, n, rate, free: _ring(size, n, rate * 1.048576, free),
-        "TCP carries 95.6 % of the rate": lambda size, n, rate, free: (
-            _ring(size, n, rate / 0.956, free)
-        ),
+        "TCP carries 95.6 % of the rate":
+            lambda size, n, rate, free: _ring(size, n, rate / 0.956, free),
         "less gets through than the rate, so it takes longer":
             lambda size, n, rate, free: _ring(size, n, rate / 0.956**2, free),
-        "the time for copying and adding comes on top": lambda size, n, rate, free: (
-            _ring(size, n, rate, 0.0)
-        ),
+        "the time for copying and adding comes on top":
+            lambda size, n, rate, free: _ring(size, n, rate, 0.0),
     },
     yes="4 links; 5 MB on 2 workers at 200 Mbit/s take 0.21 s and the unlimited time",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -84,35 +84,24 @@ def _clusters() -> Iterator[tuple[Ends]]:
         yield (ends,)
 
 
-def _first(ends: Ends, signals: bool = True) -> int:
-    failed = [i for i, (_, status, _) in enumerate(ends) if status > 0 or (signals and status)]
-    worker = min(failed, key=lambda index: ends[index][0])
-    while (lost := ends[worker][2]) is not None:
-        worker = lost
+def _earliest(ends: Ends, failed: Callable[[int], bool] = bool) -> int:
+    """Find who ended first of those whose status is one of a failure."""
+    return min((i for i, end in enumerate(ends) if failed(end[1])), key=lambda i: ends[i][0])
+
+
+def _first(
+    ends: Ends, failed: Callable[[int], bool] = bool, most: int = 99, done: bool = True
+) -> int:
+    """Follow who lost whom, so often at most; `done`: also to one that ended with status 0."""
+    worker = _earliest(ends, failed)
+    while most and (lost := ends[worker][2]) is not None and (done or ends[lost][1]):
+        worker, most = lost, most - 1
     return worker
-
-
-def _earliest(ends: Ends, failed: bool = False) -> int:
-    chosen = [i for i, (_, status, _) in enumerate(ends) if status or not failed]
-    return min(chosen, key=lambda index: ends[index][0])
 
 
 def _silent(ends: Ends) -> int:
     silent = [i for i, (_, status, lost) in enumerate(ends) if status and lost is None]
     return min(silent, key=lambda index: ends[index][0], default=-1)
-
-
-def _once(ends: Ends) -> int:
-    worker = _earliest(ends, failed=True)
-    lost = ends[worker][2]
-    return worker if lost is None else lost
-
-
-def _only_failed(ends: Ends) -> int:
-    worker = _earliest(ends, failed=True)
-    while (lost := ends[worker][2]) is not None and ends[lost][1] != 0:
-        worker = lost
-    return worker
 
 
 #: Check exercise 2 of lesson 22: which worker's log to read.
@@ -122,16 +111,17 @@ first = same_as(
     told=lambda right, got, ends: f"of {ends} it is worker {right}, not {got:g}",
     way="return the number of a worker",
     wrong={
-        "a worker that was lost may have ended with status 0": _only_failed,
-        "the earliest to fail may have lost another": lambda ends: _earliest(ends, failed=True),
+        "a worker that was lost may have ended with status 0":
+            lambda ends: _first(ends, done=False),
+        "the earliest to fail may have lost another": _earliest,
         "begin with the earliest to fail, not with the first in the list":
             lambda ends: next(index for index, (_, status, _) in enumerate(ends) if status),
         "the launcher ends the others by a signal, too":
             lambda ends: min(range(len(ends)), key=lambda index: ends[index][1]),
         "a status below 0 is a failure, too: a signal ended it":
-            lambda ends: _first(ends, signals=False),
-        "who ended with status 0 first was done": lambda ends: _earliest(ends),
-        "the one that was lost may have lost another itself": _once,
+            lambda ends: _first(ends, lambda status: status > 0),
+        "who ended with status 0 first was done": lambda ends: _earliest(ends, lambda _: True),
+        "the one that was lost may have lost another itself": lambda ends: _first(ends, most=1),
         "a worker whose log names no other may have been ended by the launcher": _silent,
     },
     changed="leave the list as it is",

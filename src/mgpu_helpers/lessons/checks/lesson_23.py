@@ -40,9 +40,8 @@ unshared = same_as(
         f"{names[0]}, the answer is {right}, not {got!r}"
     ),
     wrong={
-        "leave out what is in a single outer scope": lambda names: sorted(
-            {_own(each) for each in names}
-        ),
+        "leave out what is in a single outer scope":
+            lambda names: sorted({_own(each) for each in names}),
         "leave out the outer scope": lambda names: sorted(
             name.partition(":")[0] for name in names if _own(name) in _several(names)
         ),
@@ -51,9 +50,8 @@ unshared = same_as(
             _own(name) for name in names if _own(name) in _several(names)
         ),
         "sort the names": _several,
-        "its own name is all behind the outer scope": lambda names: sorted(
-            _several(names, lambda name: name.partition(":")[0].rpartition("/")[2])
-        ),
+        "its own name is all behind the outer scope":
+            lambda names: sorted(_several(names, lambda name: _own(name).rpartition("/")[2])),
     },
     unknown="count the outer scopes of each weight",
     changed="it changes the list that it is given",

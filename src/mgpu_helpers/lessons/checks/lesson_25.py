@@ -36,22 +36,19 @@ same = same_as(
     told=lambda right, got, one, other: f"{one} and {other} are "
     f"{'the same device' if right else 'two devices'}",
     wrong={
-        "the word device: may stand before the kind": lambda one, other: (
-            one.lower() == other.lower()
-        ),
+        "the word device: may stand before the kind":
+            lambda one, other: one.lower() == other.lower(),
         "capitals do not matter": lambda one, other: one == other,
-        "a number may have two digits": lambda one, other: (
-            one[-1] == other[-1] and _parts(one)[0] == _parts(other)[0]
-        ),
+        "a number may have two digits":
+            lambda one, other: one[-1] == other[-1] and _parts(one)[0] == _parts(other)[0],
         "compare the numbers, too": lambda one, other: _parts(one)[0] == _parts(other)[0],
-        "compare whole kinds and numbers, not the last characters": lambda one, other: (
-            one[-5:].lower() == other[-5:].lower()
-        ),
+        "compare whole kinds and numbers, not the last characters":
+            lambda one, other: one[-5:].lower() == other[-5:].lower(),
         "compare the kinds, too": lambda one, other: _parts(one)[1] == _parts(other)[1],
     },
     unknown="compare the kind and the number behind it",
     yes="right for nine pairs of names",
-)
+)  # fmt: skip
 
 
 def _programs() -> Iterator[tuple[str, str, str]]:
@@ -82,17 +79,14 @@ outside = same_as(
     way="return one whole number",
     wrong={
         "this is its number inside the program": lambda shown, listed, name: _parts(name)[1],
-        "go through visible_device_list first": lambda shown, listed, name: (
-            int(shown.split(",")[_parts(name)[1]])
-        ),
+        "go through visible_device_list first":
+            lambda shown, listed, name: int(shown.split(",")[_parts(name)[1]]),
         "what is listed counts among the GPUs that CUDA_VISIBLE_DEVICES shows":
             lambda shown, listed, name: int(listed.split(",")[_parts(name)[1]]),
-        "visible_device_list keeps its order": lambda shown, listed, name: (
-            _number(shown, _sorted(listed), name)
-        ),
-        "CUDA_VISIBLE_DEVICES keeps its order": lambda shown, listed, name: (
-            _number(_sorted(shown), listed, name)
-        ),
+        "visible_device_list keeps its order":
+            lambda shown, listed, name: _number(shown, _sorted(listed), name),
+        "CUDA_VISIBLE_DEVICES keeps its order":
+            lambda shown, listed, name: _number(_sorted(shown), listed, name),
     },
     unknown="look the number up in the list, and what stands there in CUDA_VISIBLE_DEVICES",
     yes="right for four programs, one of them drawn at random",
