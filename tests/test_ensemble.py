@@ -1,4 +1,4 @@
-"""Real models in real threads, bit for bit; votes against a count by hand."""
+"""Real models in real threads, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,14 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 from conftest import wait_for
 from mgpu_helpers import ensemble
 
-few = settings(max_examples=60, deadline=None)
 ONE = iter([(1,)] * 9)
 
 
@@ -209,33 +205,3 @@ def test_what_would_train_on_other_batches_is_refused_before_any_step(names, giv
 ])  # fmt: skip
 def test_the_loss_of_a_step_with_metrics_is_the_first_or_named(given_as):
     assert ensemble.train([plain("a", given_as)], [(0.5,)]).losses == {"a": [0.5]}
-
-
-# Votes
-
-
-quarters = st.integers(0, 4).map(lambda x: x / 4)  # sums are exact, and ties are common
-
-
-@few
-@given(st.data(), st.integers(1, 5), st.integers(0, 6), st.integers(1, 4))
-def test_vote_and_mean_are_those_of_a_count(draw, count, n, classes):
-    arrays = draw.draw(npst.arrays("float32", (count, n, classes), elements=quarters))
-    votes, means = [], []
-    for i in range(n):
-        rows = arrays[:, i].tolist()
-        sums = [sum(column) for column in zip(*rows, strict=True)]
-        ballots = collections.Counter(row.index(max(row)) for row in rows)
-        votes.append(max(range(classes), key=lambda k: (ballots[k], sums[k], -k)))
-        means.append(sums.index(max(sums)))
-    by_name = {f"m{i}": array for i, array in enumerate(arrays)}
-    assert ensemble.vote(by_name).tolist() == ensemble.vote(list(arrays)).tolist() == votes
-    assert ensemble.mean(by_name).tolist() == ensemble.mean(list(arrays)).tolist() == means
-
-
-@pytest.mark.parametrize("wrong", [
-    {}, [np.ones((3, 10)), np.ones((1, 10))], [[[0.5, 0.5]], [[np.nan, 1]]], np.ones((3, 10)),
-])  # fmt: skip
-def test_no_vote_is_taken_of_what_are_no_predictions(wrong):
-    with pytest.raises(ValueError):
-        ensemble.vote(wrong)
