@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 
 import pytest
@@ -41,31 +40,6 @@ def test_what_worker_0_prints_is_shown_while_it_runs_unless_quiet():
         assert (ran.wait(20), ran.stderr.read()) == (0, "")
     assert shown == [f"[worker 0] {line}\n" for line in ("step 1 of 0", "100 %", "no end")]
     assert "step 1" not in ended("prints.py", "--quiet")[1]
-
-
-SLEEPS = """
-import json, os, sys, time
-def step():
-    time.sleep(60)
-index, attempt = json.loads(os.environ["TF_CONFIG"])["task"]["index"], os.environ["MGPU_ATTEMPT"]
-if attempt == "0":
-    if index:
-        print("step 7", flush=True)
-    step()
-"""
-
-
-def test_workers_that_do_nothing_are_shown_ended_and_started_again():
-    Path("sleeps.py").write_text(SLEEPS)
-    code, out, _ = ended("sleeps.py", "--stalled", "1", "--restarts", "1")
-    assert code == 0
-    said = out.partition("restart    1 of 1: ")[2].partition("start  ")[0]
-    assert said.startswith("Nothing went on for 1 s: no step, no line of output")
-    stack = ['  File "sleeps.py", line 4 in step', '  File "sleeps.py", line 9 in <module>']
-    for index, last in enumerate(("had printed nothing", "had last printed 'step 7'")):
-        head = f"Worker {index} {last}, and was at (most recent call first):"
-        assert "\n".join([head, *stack]).replace(os.sep, "/") in said.replace(f"{os.getcwd()}/", "")
-    assert "[worker 0]" not in out
 
 
 # Each goes on for longer than the limit, by nothing else than what it is named for.

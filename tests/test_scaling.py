@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mgpu_helpers.fit import Layout
 from mgpu_helpers.lessons import networks, published
 from mgpu_helpers.lessons.published import TENSORLIGHT, TENSORLIGHT_APART
 from mgpu_helpers.scaling import Cost, Link, Measurement, Setting, Workload, fit, links, speedup
-from mgpu_helpers.scaling.fitting import matrix, solve
+from mgpu_helpers.scaling.fitting import matrix
 from mgpu_helpers.scaling.model import TERMS, Breakdown, Estimate, step_time
 
 NOTEBOOK = networks.workload(networks.tensorlight(), cut="conv2")
@@ -88,8 +88,7 @@ def test_the_parts_of_a_step_by_hand(setting, parts):
 
 
 @pytest.mark.parametrize("layout, batch, setting", [
-    (Layout(GPUS[:1]), 10, Setting(1, 10)), (Layout(GPUS), 40, Setting(4, 10)),
-    (Layout(GPUS[:1], state="host"), 10, Setting(1, 10, "host")),
+    (Layout(GPUS), 40, Setting(4, 10)),
     (Layout(GPUS[:3], state="host", synchronized=False), 10, Setting(3, 10 / 3, "host")),
     (Layout(GPUS[:2], stages=2), 10, Setting(2, 10, path="split")),
     (Layout(GPUS[:2], stages=["b"], state="host"), 10, Setting(2, 10, "host", "split")),
@@ -127,22 +126,6 @@ def test_rows_without_noise_give_the_cost_back(c, f, u, m, i, in_a_ring):
     assert not set(found.unidentified) & set(terms) and max(map(abs, found.errors)) < 1e-9
 
 
-@given(st.integers(1, 6), st.integers(-3, 8), st.integers(0, 2**32 - 1), st.booleans())
-@example(6, 3, 582077802, False)  # a 0 that comes back as 1e-17
-def test_a_solution_cannot_be_improved(columns, more, seed, repeated):
-    """Down or, where a cost is 0, up: the conditions of Karush, Kuhn and Tucker."""
-    draw = np.random.default_rng(seed)
-    table = draw.normal(size=(max(1, columns + more), columns))
-    if repeated:
-        table[:, -1] = table[:, 0]
-    table /= np.linalg.norm(table, axis=0)
-    found, squares = solve(table)
-    left = 1 - table @ found
-    slope = left @ table
-    assert found.min() >= 0 and squares == pytest.approx(left @ left)
-    assert slope.max() < 1e-9 and slope[found > 0] == pytest.approx(0, abs=1e-9)
-
-
 @few
 @given(st.integers(0, 2**32 - 1))
 def test_a_term_is_told_when_an_f_test_says_so(seed):
@@ -164,7 +147,6 @@ def test_a_term_is_told_when_an_f_test_says_so(seed):
 @pytest.mark.parametrize("settings, fitted, term, why", [
     ([Setting(n, b) for n in (1, 2) for b in (10, 20, 30)], THREE, "update", "on the host"),
     ([Setting(1, b) for b in range(1, 7)], THREE[:2], "moving", "on 2 devices"),
-    ([Setting(2, b, "host") for b in range(1, 7)], THREE[:2], "update", "as fixed does"),
     ([Setting(n, 10) for n in (1, 2, 3, 4, 5)], ("arithmetic", "moving"), "fixed",
      "as arithmetic does"),
     ([Setting(n, 48 // n) for n in (1, 2, 3, 4, 6)], THREE, "input", "as fixed does"),
@@ -180,6 +162,7 @@ def test_a_setting_of_which_the_rows_say_nothing_is_not_predicted():
     assert found.predict(Setting(3, 40)).total == pytest.approx(0.08 + 0.005 + 0.016)
     # Update and moving go together here, and still the sum of both is known at the same count.
     host = fit(SMALL, rows(SMALL, [Setting(2, b, "host") for b in (1, 2, 3, 5)], COST))
+    assert "as fixed does" in host.unidentified["update"]
     assert host.predict(Setting(2, 9, "host")).total == pytest.approx(0.018 + 0.012 + 0.016)
     one = fit(SMALL, rows(SMALL, [Setting(1, b) for b in (32, 64, 128, 256)], COST, 0.01))
     assert speedup(one, Setting(8, 4, "ring"), link=links.PCIE_3).low > 1  # not theirs to tell
@@ -215,9 +198,8 @@ def test_the_interval_is_wider_further_from_the_rows_and_closes_without_scatter(
     exact = fit(NOTEBOOK, rows(NOTEBOOK, VARIED, Cost(1e-4, 5e-3, 5e-3, 1e-10)))
     assert width(exact, 64) == pytest.approx(1)
     assert "8 devices, where the rows have 3 at most" in repr(FIT.predict(Setting(8, 256)))
-    assert "a per-device batch of 16, where the rows have 128 to 768" in FIT.predict(
-        Setting(2, 16)).doubts  # fmt: skip
-    assert not FIT.predict(Setting(2, 200)).doubts
+    doubt = "a per-device batch of 16, where the rows have 128 to 768"
+    assert doubt in FIT.predict(Setting(2, 16)).doubts
     got = FIT.predict(Setting(8, 256))
     assert (got.total.low, got.total.high) == (got.low, got.high)
 
@@ -239,9 +221,6 @@ def test_a_speed_up_counts_examples():
     cost = Cost(1e-3, 0.01, 0, 1e-6)  # 4 ms to move the parameters once
     exact = fit(SMALL, rows(SMALL, [Setting(n, b) for n in (1, 2, 4) for b in (8, 32)], cost))
     assert speedup(exact, Setting(3, 30)) == pytest.approx(3 * 40 / (40 + 16))
-    setting = published.TENSORLIGHT_SPLIT.setting
-    halves = FIT.predict(Setting(1, 128)).total / FIT.predict(setting).total
-    assert speedup(FIT, setting) == pytest.approx(halves)
     alone = speedup(FIT, Setting(1, 128))
     assert (alone, alone.low, alone.high) == (1, 1, 1)
 
