@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import scipy.optimize
 import scipy.stats
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from mgpu_helpers.fit import Layout
 from mgpu_helpers.lessons import networks, published
 from mgpu_helpers.lessons.published import TENSORLIGHT, TENSORLIGHT_APART
 from mgpu_helpers.scaling import Cost, Link, Measurement, Setting, Workload, fit, links, speedup
-from mgpu_helpers.scaling.fitting import matrix
+from mgpu_helpers.scaling.fitting import matrix, solve
 from mgpu_helpers.scaling.model import TERMS, Breakdown, Estimate, step_time
 
 NOTEBOOK = networks.workload(networks.tensorlight(), cut="conv2")
@@ -126,6 +126,19 @@ def test_rows_without_noise_give_the_cost_back(c, f, u, m, i, in_a_ring):
     assert not set(found.unidentified) & set(terms) and max(map(abs, found.errors)) < 1e-9
 
 
+@given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**32 - 1))
+@example(6, 3, 582077802)  # a 0 that comes back as 1e-17
+def test_a_solution_is_0_or_more_and_cannot_be_improved(columns, more, seed):
+    """Down or, where a cost is 0, up: the conditions of Karush, Kuhn and Tucker."""
+    table = np.random.default_rng(seed).normal(size=(columns + more, columns))
+    table /= np.linalg.norm(table, axis=0)
+    found, squares = solve(table)
+    left = 1 - table @ found
+    slope = left @ table
+    assert found.min() >= 0 and squares == pytest.approx(left @ left)
+    assert slope.max() < 1e-9 and slope[found > 0] == pytest.approx(0, abs=1e-9)
+
+
 @few
 @given(st.integers(0, 2**32 - 1))
 def test_a_term_is_told_when_an_f_test_says_so(seed):
@@ -139,9 +152,10 @@ def test_a_term_is_told_when_an_f_test_says_so(seed):
         chance = scipy.stats.f.sf((less - full) / (full / spare), 1, spare)
         assume(abs(chance - 0.05) > 1e-3)
         assert (term not in found.unidentified) == (chance < 0.05)
-    vague = [term for term in TERMS[:4] if term in found.unidentified]
-    doubt = (f"the rows do not determine {', '.join(vague)}",)
-    assert found.predict(Setting(2, 256, "host")).doubts == (doubt if vague else ())
+    for variables, terms in (("host", TERMS[:4]), ("device", THREE)):
+        vague = ", ".join(term for term in terms if term in found.unidentified)
+        doubts = found.predict(Setting(2, 256, variables)).doubts
+        assert doubts == ((f"the rows do not determine {vague}",) if vague else ())
 
 
 @pytest.mark.parametrize("settings, fitted, term, why", [
