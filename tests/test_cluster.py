@@ -185,47 +185,34 @@ def test_workers_that_train_alone_are_told(code, fake, named, meanwhile, capsys)
     assert all("done" in line for i in alone for line in lines[i + 1 :])
 
 
-def test_gpus_are_shared_out_and_locked(monkeypatch):
+def test_gpus_are_shared_out_locked_and_left_alone_where_others_use_them(monkeypatch, capsys):
     monkeypatch.delenv("MGPU_MODE")
-    gpus = tuple(nvml.Gpu(i, "GPU", f"GPU-{i}", *[None] * 9) for i in range(5))
+    free = {0: 0, 1: 2**30}  # of two that are full
+    gpus = tuple(
+        nvml.Gpu(i, "GPU", f"GPU-{i}", None, 2**36, None, free.get(i, 2**35), *[None] * 5)
+        for i in range(5)
+    )
     monkeypatch.setattr(nvml, "query", lambda: nvml.DriverReport(gpus, None, None, None))
-    tell = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    assert [job.tail for job in run(tell, workers=2)] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
-    assert run(tell, hosts=["127.0.0.1:21345"], index=0)[0].tail == "GPU-0,GPU-1,GPU-2,GPU-3,GPU-4"
-    (holder,) = locks.places("GPU", {1: "GPU-1"})
+    tell, one = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])", ["127.0.0.1:21345"]
+
+    def seen(**options):
+        return [job.tail for job in run(tell, workers=None if "hosts" in options else 2, **options)]
+
+    assert seen(progress=True) == ["GPU-2", "GPU-3"]
+    named = "GPU 0 (0.0 of 64.0 GiB free), GPU 1 (1.0 of 64.0 GiB free): in use, and left alone"
+    assert capsys.readouterr().out.startswith(f"skipped    {named}; the option busy")
+    assert seen(busy=True) == ["GPU-0,GPU-1", "GPU-2,GPU-3"] and not capsys.readouterr().err
+    with pytest.raises(RuntimeError, match=re.escape(named)):
+        seen(hosts=one, index=0)
+    with pytest.raises(ValueError, match="workers=4 for 3 GPUs"):
+        run(tell, workers=4)
+    (holder,) = locks.places("GPU", {2: "GPU-2"})
     assert holder.lock()
-    with pytest.raises(RuntimeError, match="GPU 1 is held"):
-        run(tell, workers=2)
-    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 1")  # in a job, whose runner holds it
-    assert run(tell, workers=2).ok
+    with pytest.raises(RuntimeError, match="GPU 2 is held"):
+        seen()
+    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 2")  # in a job, whose runner holds it and has looked
+    assert seen(hosts=one, index=0) == ["GPU-0,GPU-1,GPU-2,GPU-3,GPU-4"]
     holder.release()
-
-
-def test_gpus_that_others_use_are_left_alone_unless_asked_for(driver, tmp_path, monkeypatch):
-    """By the stand-in driver and the real pynvml: of four GPUs the first two are full."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", driver)
-    for name, value in {"FAKE_GPUS": "4", "FAKE_USE": f"{tmp_path}/use", "MGPU_MODE": ""}.items():
-        monkeypatch.setenv(name, value)
-    Path("use").write_text("0 0 0\n1 1000 0\n")
-    Path("tell.py").write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'][:6])")
-
-    def tells(*arguments):
-        code, out, err = ended("tell.py", *arguments)
-        logs = [Path(f"logs/worker_{i}.log").read_text().strip() for i in (0, 1)]
-        return code, logs, out + err
-
-    code, seen, said = tells()
-    assert (code, seen) == (0, ["GPU-22", "GPU-33"])
-    named = "GPU 0 (0.0 of 4.0 GiB free), GPU 1 (1.0 of 140.0 GiB free): in use, and left alone"
-    assert said.startswith(f"skipped    {named}; the option busy")
-    code, seen, said = tells("--busy")
-    assert (code, seen) == (0, ["GPU-00", "GPU-22"]) and "in use" not in said
-    code, _, said = tells("--workers", "3")
-    assert code == 2 and "--workers 3 for 2 GPUs" in said
-    code, _, said = tells("--hosts", "127.0.0.1:21345", "--index", "0")
-    assert code == 2 and named in said
-    monkeypatch.setenv("MGPU_JOB_DEVICE", "GPU 0, GPU 1, GPU 2, GPU 3")  # its runner has looked
-    assert tells()[:2] == (0, ["GPU-00", "GPU-22"])
 
 
 def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch):
@@ -263,27 +250,12 @@ def test_the_first_that_failed_is_named_and_all_end(fault, code, says, tail, cap
     assert not report.ok and attempt.first == 1 and says in attempt.why
     assert attempt.failed is report[1] and report[1].returncode == code
     assert not re.search("TensorFlow says|runpy|cluster/worker.py", report[1].tail)
-    assert report[1].status == ("done" if code == 0 else "failed")
-    assert "The end of logs/worker_1.log" in repr(report)
+    assert "The end of logs/worker_1.log" in repr(report) and attempt.why in repr(report)
     assert report[1].tail.splitlines()[-1:] == ([tail] if tail else [])
     assert not any(lives(job.pid) for job in report)
     assert all(job.status in ("failed", "stopped") for job in (report[0], report[2]))
     if "STOP" in fault:  # both others had noticed it, or one had
         assert re.search(r"What worker [02]( and worker 2)? said .* is a consequence", repr(report))
-    assert attempt.why in repr(report)
-
-
-def test_an_error_of_the_script_itself_is_no_consequence():
-    tails = ("step 1\nValueError: no data", "ValueError: no data", "RuntimeError: lost", "")
-    workers = tuple(
-        jobs.Job(f"worker {i}", (), "core", Path("log"), status="failed", tail=tail)
-        for i, tail in enumerate(tails)
-    )
-    said = repr(cluster.Attempt(0, ("a:1",) * 4, workers, 1, "Worker 1 failed first."))
-    assert "The last line of worker 0 is the same." in said
-    assert "What worker 2 said after that is a consequence." in said
-    silent = repr(cluster.Attempt(0, ("a:1",) * 4, workers[2:], 3, "Worker 3 failed first."))
-    assert "is the same" not in silent and "What worker 2 said" in silent
 
 
 def with_disk(options, fill, *arguments):
@@ -310,15 +282,6 @@ def test_logs_that_are_removed_meanwhile_are_said():
     code, out, err = ended("rm.py", "--restarts", "1")
     assert (code, err) == (1, "") and "exit status 3" in out
     assert "worker 0 cannot be started: " in out
-
-
-def test_a_restart_goes_on_and_ends_with_the_same():
-    report = cluster.run("worker.py", [KILL], restarts=2, grace=0.3, progress=False)
-    assert report.ok and [attempt.first for attempt in report.attempts] == [1, None]
-    assert [job.result["attempt"] for job in report] == ["1", "1"]
-    assert report[1].result["began"] == 5 and {job.result["steps"] for job in report} == {10}
-    logs = ["worker_0.log", "worker_0_restart_1.log", "worker_1.log", "worker_1_restart_1.log"]
-    assert sorted(os.listdir("logs")) == logs
 
 
 def test_a_time_limit_ends_workers_that_do_not_heed_sigterm(hour):
@@ -421,51 +384,45 @@ def test_a_machine_without_a_name_is_waited_for_and_then_named():
         run("", hosts=hosts, index=0, stalled=0.2)
 
 
+def runnable(name, *lines):
+    """Put a program into this folder, which stands in for one that is not here."""
+    Path(name).write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    Path(name).chmod(0o755)
+
+
 def test_slurm_says_who_is_who(monkeypatch):
     host = socket.gethostname()
-    monkeypatch.setenv("SLURM_JOB_ID", "31007")
-    for name, value in {"STEP_NODELIST": host, "STEP_NUM_TASKS": "1", "NODEID": "0"}.items():
+    asked = {"STEP_NODELIST": host, "STEP_NUM_TASKS": "1", "NODEID": "0", "JOB_ID": "31007"}
+    for name, value in asked.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     Path("tell.py").write_text("import os; print(os.environ['TF_CONFIG'])")
-    Path("srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')  # as srun does for the one task
-    Path("srun").chmod(0o755)
+    runnable("srun", "shift", 'exec "$@"')  # as srun does for the one task
+    runnable("scontrol", 'echo "$@" >> requeued')
     Path("python").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{os.getcwd()}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *sys.path]))
-    done = subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py", "x"], capture_output=True,
-                          text=True, timeout=60)  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+    slurm = ["bash", SCRIPTS / "slurm.sh", "tell.py", "x"]
+    assert subprocess.run(slurm, timeout=60).returncode == 0
     said = json.loads(Path("logs/31007_0/worker_0.log").read_text())
     assert said == config([f"{host}:21007"])
     # A job that was told to end and has saved goes back into the queue; one that failed does not.
-    Path("scontrol").write_text('#!/bin/sh\necho "$@" >> requeued\n')
-    Path("scontrol").chmod(0o755)
     for status in (75, 1):
-        Path("srun").write_text(f"#!/bin/sh\nexit {status}\n")
-        assert subprocess.run(["bash", SCRIPTS / "slurm.sh", "tell.py"]).returncode == status
+        runnable("srun", f"exit {status}")
+        assert subprocess.run(slurm).returncode == status
     assert Path("requeued").read_text() == "requeue 31007\n"
 
 
-SLURM = {
-    "SLURM_STEP_NODELIST": "a[1-2],b", "SLURM_STEP_NUM_TASKS": "3", "SLURM_NODEID": "2",
-    "SLURM_JOB_ID": "12345",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("change, said", [
-    ({"SLURM_STEP_NODELIST": "r[1-2]n[08-10]", "SLURM_STEP_NUM_TASKS": "6"},
-     [f"r{r}n{n}:22345" for r in "12" for n in ("08", "09", "10")]),
-    ({"SLURM_STEP_NODELIST": "g[003,7-8]-ib"}, [f"g{n}-ib:22345" for n in ("003", "7", "8")]),
+@pytest.mark.parametrize("change, says", [
     ({"SLURM_NODEID": ""}, "SLURM_NODEID"),
     ({"SLURM_STEP_NUM_TASKS": "6"}, "6 tasks on 3 machines"),
     ({"SLURM_STEP_NODELIST": "a[1-999999999]"}, "SLURM_STEP_NODELIST"),
 ])  # fmt: skip
-def test_slurm_is_read_and_what_it_does_not_say_is_named(change, said):
-    if isinstance(said, str):
-        with pytest.raises(ValueError, match=said):
-            cluster.from_slurm(SLURM | change)
-    else:
-        assert cluster.from_slurm(SLURM | change) == (said, 2)
+def test_what_slurm_does_not_say_is_named(change, says):
+    asked = {"SLURM_STEP_NODELIST": "g[003,7-8]-ib", "SLURM_STEP_NUM_TASKS": "3",
+             "SLURM_NODEID": "2", "SLURM_JOB_ID": "12345"}  # fmt: skip
+    assert cluster.from_slurm(asked) == ([f"g{n}-ib:22345" for n in ("003", "7", "8")], 2)
+    with pytest.raises(ValueError, match=says):
+        cluster.from_slurm(asked | change)
 
 
 def test_the_pods_of_kubernetes_find_each_other(tmp_path):
@@ -473,25 +430,22 @@ def test_the_pods_of_kubernetes_find_each_other(tmp_path):
     import yaml
 
     service, job = yaml.safe_load_all((SCRIPTS / "kubernetes.yaml").read_text())
-    name, spec = job["metadata"]["name"], job["spec"]
+    name, spec, pod = job["metadata"]["name"], job["spec"], job["spec"]["template"]["spec"]
     assert service["spec"]["selector"] == {"job-name": name}  # the label of a Job's pods
     assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
-    pod = spec["template"]["spec"]
     assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [75]  # it has saved
     assert pod["subdomain"] == service["metadata"]["name"] and pod["restartPolicy"] == "Never"
-    (container,) = pod["containers"]
     # What the shell of pod 1 runs, with a Python that only says what it was given.
-    (tmp_path / "python").write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
-    (tmp_path / "python").chmod(0o755)
-    done = subprocess.run(
-        [*container["command"], *container["args"]], capture_output=True, text=True, timeout=20,
+    runnable("python", 'for word; do echo "$word"; done')
+    (container,) = pod["containers"]
+    said = subprocess.check_output(
+        [*container["command"], *container["args"]], text=True, timeout=20,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"},
     )  # fmt: skip
-    words = done.stdout.split()
-    assert words[:4] == ["-m", "mgpu_helpers", "cluster", "--index"] and words[4] == "1"
-    hosts = words[words.index("--hosts") + 1].split(",")
+    words = said.split()
+    assert words[:5] == ["-m", "mgpu_helpers", "cluster", "--index", "1"]
     pods = [f"{name}-{i}.{pod['subdomain']}:20000" for i in range(spec["completions"])]
-    assert hosts == pods and (SCRIPTS / words[-1]).exists()
+    assert words[words.index("--hosts") + 1].split(",") == pods and (SCRIPTS / words[-1]).exists()
 
 
 # --- what is wrong with a TF_CONFIG ---
@@ -512,33 +466,22 @@ def one_more(kind):
     ([{"cluster": {"worker": []}}], {}, r"worker is \[\]"),
     ([{"cluster": {"ps": GOOD}}], {}, "no workers"),
     ([{"cluster": {"worker": GOOD}}], {}, "no task"),
-    ([config(GOOD, 2)], {}, "worker 2.* 2 workers"),
     ([config(GOOD, 0, "chief")], {}, "'chief'"),
     ([config([GOOD[0]] * 2)], {}, "Worker 0 and worker 1 have the same address"),
     ([config([GOOD[0], "10.0.0.1:21002"])], {}, "Worker 0 is at 127.0.0.1:21001"),
     ([config([GOOD[0], f" {GOOD[1]}"])], {}, f"' {GOOD[1]}' is no address"),
     ([config(["nowhere.invalid:21001"])], {}, "'nowhere.invalid', does not resolve"),
-    ([config(["10.1.2.3:21001"])], {}, "not an address of its own"),
-    ([json.dumps(config(GOOD))], {}, None),
-    ([config(GOOD, "1")], {}, None),
+    ([json.dumps(config(GOOD, "1"))], {}, None),
     ([{"cluster": {"worker": GOOD}, "task": {"type": "evaluator", "index": 0}}], {}, None),
-    ([], {}, "not set"),
-    ([None], {}, "not set"),
     ([], {"TF_CONFIG": json.dumps(config(GOOD, 5))}, "worker 5"),
     # A proxy, unless it is not asked; gRPC looks at no_grpc_proxy first.
     ([config(GOOD)], PROXY, '^http_proxy is set.*no_proxy="127.0.0.1"'),
-    ([config(GOOD)], {"grpc_proxy": "a:1"}, "^grpc_proxy is set"),
     ([config(GOOD)], PROXY | {"no_proxy": "example.org, 127.0.0.1"}, None),
     ([config(GOOD)], PROXY | {"no_proxy": "127.0.0.1", "no_grpc_proxy": "a.org"}, "http_proxy"),
     # Of srun.
     ([config(GOOD)], {"SLURM_STEP_NUM_TASKS": "3"}, "srun has started 3 tasks"),
     ([config(GOOD)], MANY, "on loopback"),
-    ([config(GOOD)], MANY | {"SLURM_STEP_NUM_NODES": "many"}, None),
     # Of several workers.
-    ([config(GOOD), config(GOOD, 1)], {}, None),
-    ([config(GOOD), config(GOOD)], {}, "2 TF_CONFIGs say that they are worker 0"),
-    ([config(GOOD), config(THIRD, 1)], {}, "worker 2 at None"),
-    ([config(GOOD), config(GOOD[::-1], 1)], {}, "same order"),
     ([one_more("ps"), one_more("chief")], {}, "at a:1"),
     ([config(THIRD), config(THIRD, 1)], {}, "worker 2"),
 ])  # fmt: skip
@@ -619,14 +562,11 @@ def test_a_log_is_shown_without_tensorflows_noise():
 
 
 @pytest.mark.parametrize("wrong, says", [
-    ({"script": "nowhere.py"}, "no script 'nowhere.py': .* has no 'nowhere.py'[.]$"),
     ({"script": "tuoch.py"}, "Is 'touch.py' meant"),
-    ({"script": "no/touch.py"}, "there is no folder '.*/no'"),
     ({"script": "."}, "'[.]' is a folder: name a Python file in it, such as deaf.py or"),
     ({"args": "--x 1"}, "'--x 1'"),
     ({"args": ["a\0"]}, "null byte"),
     ({"workers": 0}, "workers=0"),
-    ({"restarts": -1}, "restarts=-1"),
     ({"stalled": -1}, "stalled=-1"),
     ({"index": 1}, "index=1 says which machine this is"),
     ({"hosts": GOOD}, r"hosts=\S+:21001,\S+ names 2 machines.* index=0 on the first"),

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import test_cluster
 import test_jobs
-from mgpu_helpers import cluster
 from mgpu_helpers._processes import locks
 from mgpu_helpers.cluster import watch
 from test_cluster import FAKE, ended, launcher, run, with_disk
@@ -43,31 +40,6 @@ def test_what_worker_0_prints_is_shown_while_it_runs_unless_quiet():
         assert (ran.wait(20), ran.stderr.read()) == (0, "")
     assert shown == [f"[worker 0] {line}\n" for line in ("step 1 of 0", "100 %", "no end")]
     assert "step 1" not in ended("prints.py", "--quiet")[1]
-
-
-SLEEPS = """
-import json, os, sys, time
-def step():
-    time.sleep(60)
-index, attempt = json.loads(os.environ["TF_CONFIG"])["task"]["index"], os.environ["MGPU_ATTEMPT"]
-if attempt == "0":
-    if index:
-        print("step 7", flush=True)
-    step()
-"""
-
-
-def test_workers_that_do_nothing_are_shown_ended_and_started_again():
-    Path("sleeps.py").write_text(SLEEPS)
-    code, out, _ = ended("sleeps.py", "--stalled", "1", "--restarts", "1")
-    assert code == 0
-    said = out.partition("restart    1 of 1: ")[2].partition("start  ")[0]
-    assert said.startswith("Nothing went on for 1 s: no step, no line of output")
-    stack = ['  File "sleeps.py", line 4 in step', '  File "sleeps.py", line 9 in <module>']
-    for index, last in enumerate(("had printed nothing", "had last printed 'step 7'")):
-        head = f"Worker {index} {last}, and was at (most recent call first):"
-        assert "\n".join([head, *stack]).replace(os.sep, "/") in said.replace(f"{os.getcwd()}/", "")
-    assert "[worker 0]" not in out
 
 
 # Each goes on for longer than the limit, by nothing else than what it is named for.
@@ -122,26 +94,20 @@ def test_what_goes_on_is_let_go_on_and_what_waits_is_not():
 
 
 def test_how_much_has_to_go_on(monkeypatch):
-    now, sums = [100.0], [0.0, 0.0]
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(watch, "_children", lambda pid: [])
-    monkeypatch.setattr(watch, "_moved", lambda pid: sums[0])
-    monkeypatch.setattr(watch, "_computed", lambda pid: sums[1])
+    """More than wakes its own threads; and what compiles for too long waits for a GPU in a loop."""
+    now, moved, computed = 100.0, 0.0, 0.0
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(watch, "_moved", lambda pid: moved)
+    monkeypatch.setattr(watch, "_computed", lambda pid: computed)
     one = watch.Watch(0, Path("log"), None)
-
-    def goes_on(moved, computed, seconds=1):
-        now[0] += seconds
-        sums[:] = sums[0] + moved * seconds, sums[1] + computed * seconds
+    one.says("compiles", now)
+    for moves, computes, seconds, goes_on in (
+        (10_000, 0, 1, True), (100, 0, 1, False), (0, 0.05, 1, False),
+        *[(0, 0.2, 14, True)] * 21, (0, 0.2, 14, False), (0, 0, 16, True),  # it was stopped, too
+    ):  # fmt: skip
+        now, moved, computed = now + seconds, moves * seconds + moved, computed + computes * seconds
         one.look(30)
-        return one.moved == now[0]
-
-    assert goes_on(10_000, 0) and not goes_on(100, 0)  # which wakes its own threads
-    assert not goes_on(0, 1) and goes_on(0, 0, 16)  # the launcher was stopped meanwhile
-    one.says("compiles", now[0])
-    assert goes_on(0, 0.2) and not goes_on(0, 0.05)
-    assert all(goes_on(0, 1, 14) for _ in range(21)) and not goes_on(0, 1, 14)
-    one.says("compiled", now[0])
-    assert not goes_on(0, 1)
+        assert (one.moved == now) is goes_on
 
 
 def test_a_launcher_that_was_stopped_with_its_workers_goes_on_with_them(hour):
@@ -151,33 +117,23 @@ def test_a_launcher_that_was_stopped_with_its_workers_goes_on_with_them(hour):
     assert run(code, workers=1, stalled=60).ok
 
 
-# --- what is refused ---
-
-
-def test_a_folder_for_logs_that_cannot_be_written_is_refused_before_anything_starts():
-    """Also by root: on a disk of its own that is full, or may only be read."""
+@pytest.mark.parametrize("options, fill, says", [
+    ("size=1m", "touch disk/logs", "File exists): move it away, or name another folder"),
+    ("size=1m", "mkdir -p disk/logs/worker_0.log", "cannot be written (Is a directory)"),
+    ("ro", "true", "disk/logs cannot be written (Read-only file system)"),
+    ("size=64k", "mkdir disk/logs; dd if=/dev/zero of=disk/x bs=64k count=2", "make room"),
+])  # fmt: skip
+def test_a_folder_for_logs_that_cannot_be_written_is_refused(options, fill, says):
+    """Also by root, before anything starts."""
     Path("a.py").write_text("open('started', 'w')")
-    Path("file").touch()
-    code, _, err = ended("a.py", "--logs", "file")
-    assert code == 2 and "'file' is a file: give a folder for the logs as --logs" in err
-    Path("log/worker_0.log").mkdir(parents=True)
-    said = ended("a.py", "--logs", "log")[2]
-    assert "/log' (is a directory): give a folder in which you may write as --logs" in said
-    Path("own").mkdir()
-    with open("own/worker_0.log", "ab") as file:
+    ran = with_disk(options, fill, "--logs", "disk/logs", "a.py")
+    assert ran.returncode == 2 and says in ran.stderr and not Path("started").exists(), ran
+
+
+def test_a_folder_to_which_another_cluster_writes_is_refused():
+    Path("logs").mkdir()
+    with open("logs/worker_0.log", "ab") as file:
         assert locks.lock(file.fileno())
         with pytest.raises(RuntimeError, match="Another cluster writes to .*: choose another"):
-            cluster.run("a.py", logs="own", progress=False)
-    for options, fill, says in (
-        ("ro", "true", r"No log can be written in 'disk/logs' (read-only file system)"),
-        ("size=64k", "mkdir disk/logs; dd if=/dev/zero of=disk/x bs=64k count=2", "is full: make"),
-    ):
-        ran = with_disk(options, fill, "--logs", "disk/logs", "a.py")
-        assert ran.returncode == 2 and says in ran.stderr, ran
+            run("open('started', 'w')")
     assert not Path("started").exists()
-
-
-def test_help_says_every_exit_status_and_option():
-    said = ended("--help")[1]
-    for word in ("--stalled", "--quiet", "124", "130", "--from {slurm}"):
-        assert word in said

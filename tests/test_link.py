@@ -5,43 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-import _loopback as loopback
 import link
 import test_jobs
-from conftest import ROOT, wait_for
-from mgpu_helpers import cluster
+from conftest import wait_for
 
-LINK = f"import sys; sys.path[:] = {[str(ROOT / 'benchmarks'), *sys.path]!r}; import link"
 HOW, MADE = link.spaces()
 spaces = pytest.mark.skipif(HOW is None, reason=MADE)
 
-# A worker without TensorFlow. It says which interfaces it has, and sends worker 0 a byte; its name
-# is in its command, so that one that is left can be found.
+# Workers without TensorFlow; their name is in their command, so that one that is left can be found.
 WORKER = """
-import json, os, socket, sys, time
-config = json.loads(os.environ["TF_CONFIG"])
-index, hosts = config["task"]["index"], config["cluster"]["worker"]
-host, port = hosts[0].split(":")
-if index == 0:
-    server = socket.create_server((host, int(port)))
-    came = [server.accept()[0].recv(1)[0] for _ in hosts[1:]]
-else:
-    came, end = None, time.monotonic() + 20
-    while time.monotonic() < end:
-        try:
-            socket.create_connection((host, int(port))).sendall(bytes([index]))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-print(json.dumps([index, sorted(os.listdir("/proc/sys/net/ipv4/conf")), came, sys.argv[1:]]))
+import json, os, sys
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+print(json.dumps([index, sorted(os.listdir("/proc/sys/net/ipv4/conf")), sys.argv[1:]]))
 """
 FAILS = """
 import json, os, sys, time
@@ -49,8 +32,6 @@ if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
     sys.exit("no such digit")
 time.sleep(60)
 """
-WAITS = "import sys, time; open(sys.argv[0] + '.there', 'w').close(); time.sleep(60)"
-
 
 never_hangs = test_jobs.never_hangs
 
@@ -74,34 +55,6 @@ def left(script):
     return found
 
 
-def test_the_bytes_of_a_transfer_over_loopback_are_counted():
-    size = 5_000_000
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def transfer():
-            with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
-                sender = threading.Thread(target=one.sendall, args=(bytes(size),))
-                sender.start()
-                got = 0
-                while got < size:
-                    got += len(other.recv(1 << 20))
-                sender.join()
-
-        assert size < loopback.crossed(transfer) < 1.02 * size
-    assert loopback.crossed(lambda: None) < 0.02 * size
-
-
-@pytest.mark.thorough
-def test_three_workers_send_what_the_ring_sends(tmp_path, monkeypatch):
-    monkeypatch.setenv("MGPU_MODE", "cores")
-    report = cluster.run(link.WORKER, workers=3, logs=tmp_path, stalled=80.0, time_limit=80.0,
-                         progress=False)  # fmt: skip
-    assert report.ok, report
-    ring = 2 * (3 - 1) * link.P
-    assert ring < min(job.result["bytes"] for job in report) < 1.02 * ring
-    assert ring / 2 < min(job.result["half"] for job in report) < 1.02 * ring / 2
-
-
 def test_the_prediction_is_the_ring_and_what_a_link_without_a_limit_takes():
     """5 MB: of n workers each sends 2(n - 1)/n of it; the slowest worker counts."""
     fast = {"compute": 0.1, "average": 0.010, "step": 0.2}
@@ -120,13 +73,10 @@ def test_the_prediction_is_the_ring_and_what_a_link_without_a_limit_takes():
 
 
 @spaces
-def test_each_worker_has_a_network_of_its_own_and_reaches_the_others(script):
+def test_each_worker_has_a_network_of_its_own(script):
     script.write_text(WORKER)
-    one, two, three = link.slow(3, HOW, script)
-    own = ["all", "default", "e0", "lo"]
-    assert one[:2] == [0, own] and sorted(one[2]) == [1, 2]
-    assert two[:3] == [1, own, None] and three[:3] == [2, own, None]
-    assert one[3] == ["0", "200", "50"]
+    own = [["all", "default", "e0", "lo"], ["0", "200", "50"]]
+    assert link.slow(3, HOW, script) == [[index, *own] for index in range(3)]
 
 
 @spaces
@@ -141,13 +91,12 @@ def test_a_worker_that_fails_ends_all_and_leaves_nothing(script):
 
 @spaces
 def test_a_benchmark_that_is_stopped_leaves_nothing(script):
-    script.write_text(WAITS)
-    code = f"{LINK}; link.slow(2, {HOW!r}, {str(script)!r})"
-    ran = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
-    try:
+    script.write_text("import sys, time; open(sys.argv[0] + '.there', 'w').close(); time.sleep(60)")
+
+    def stop():
         wait_for(Path(f"{script}.there").exists)
-        ran.send_signal(signal.SIGINT)
-        assert ran.wait(20)
-    finally:
-        ran.kill()
-        ran.wait()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with ThreadPoolExecutor() as pool, pytest.raises(KeyboardInterrupt):
+        pool.submit(stop)
+        link.slow(2, HOW, script)

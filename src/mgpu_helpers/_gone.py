@@ -9,6 +9,8 @@ GONE = {
     "mgpu_helpers.ensemble": {
         "predictions": "list(pool.map(lambda member: member.predict(images), members)) in a block "
                        "`with ThreadPoolExecutor() as pool`",
+        "mean": "numpy.mean(predictions, axis=0).argmax(1)",
+        "vote": "scipy.stats.mode(numpy.argmax(predictions, axis=2)).mode",
     },
     "mgpu_helpers.fit": {
         "parallel": "fit.use(model, plan)", "accumulate": "fit.use(model, pieces=4)",

@@ -1,9 +1,10 @@
-"""Several models trained at once, one per device, each in a thread; and their votes.
+"""Several models trained at once, one per device, each in a thread.
 
 A `concurrent.futures.ThreadPoolExecutor` starts the threads. Here is what it has not: a member that
 fails, and Ctrl-C, end the others after the step they are in; each works on its own device; and what
-would train on other batches than was meant is refused. For predictions the pool is enough, see
-`vote`. Lesson 18 trains with the pool alone, by `fit`.
+would train on other batches than was meant is refused. For predictions the pool is enough:
+`list(pool.map(lambda member: member.predict(images), members))`. Lesson 18 trains with the pool
+alone, by `fit`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-import numpy as np
-
 from mgpu_helpers._formatting import counted, error_line
 from mgpu_helpers._gone import gone
 from mgpu_helpers._models import ready
 from mgpu_helpers._names import short
 
-__all__ = ["from_keras", "mean", "Member", "MemberError", "train", "vote"]
+__all__ = ["from_keras", "Member", "MemberError", "train"]
 __getattr__ = gone(__name__)
 
 
@@ -209,42 +208,3 @@ def _loss(given: Any) -> float:
     if isinstance(given, Mapping):
         given = given["loss"]
     return float(given[0] if isinstance(given, list | tuple) else given)
-
-
-def vote(predictions: Any) -> np.ndarray:
-    """Give the labels [n] that most members vote for, each with its highest probability.
-
-    A tie goes to the label with the largest sum of probabilities, then to the smallest label.
-    `predictions` are arrays [n, classes], in a sequence or in a dict by the members' names. With
-    `ThreadPoolExecutor() as pool`, `list(pool.map(lambda m: m.predict(images), members))` predicts
-    with all members at once.
-
-    >>> vote([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
-    array([1])
-    """
-    given = _stacked(predictions)
-    votes = (given.argmax(2)[..., None] == np.arange(given.shape[2])).sum(0)
-    leads = votes == votes.max(1, keepdims=True)
-    return np.where(leads, given.sum(0), -np.inf).argmax(1)
-
-
-def mean(predictions: Any) -> np.ndarray:
-    """Give the labels [n] whose average probability is highest; takes what `vote` takes.
-
-    >>> mean([[[0.9, 0.1]], [[0.4, 0.6]], [[0.4, 0.6]]])
-    array([0])
-    """
-    return _stacked(predictions).mean(0).argmax(1)
-
-
-def _stacked(predictions: Any) -> np.ndarray:
-    """Give predictions as one array [members, n, classes]."""
-    if isinstance(predictions, Mapping):
-        predictions = predictions.values()
-    given = np.stack([np.asarray(rows, np.float64) for rows in predictions])
-    if given.ndim != 3 or not np.isfinite(given).all():  # a NaN would win every vote
-        raise ValueError(
-            f"predictions of shape {given.shape}, all finite: {np.isfinite(given).all()}; give "
-            "finite probabilities, [n, classes] of each member."
-        )
-    return given

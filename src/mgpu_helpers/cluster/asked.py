@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -29,11 +30,10 @@ def command(
         such = f", such as {' or '.join(map(str, inside))}" if inside else ""
         raise ValueError(f"{os.fspath(script)!r} is a folder: name a Python file in it{such}.")
     if not path.is_file():
-        there = path.parent.is_dir()
-        names = [each.name for each in path.parent.glob("*.py") if each.is_file()] if there else []
+        names = [each.name for each in path.parent.glob("*.py") if each.is_file()]
         like = difflib.get_close_matches(path.name, names, 1, 0.8)
         meant = f" Is {str(path.parent / like[0])!r} meant?" if like else ""
-        where = f"{Path.cwd() / path.parent} has no {path.name!r}" if there else (
+        where = f"{Path.cwd() / path.parent} has no {path.name!r}" if path.parent.is_dir() else (
             f"there is no folder {str(Path.cwd() / path.parent)!r}"
         )  # fmt: skip
         raise ValueError(f"There is no script {os.fspath(script)!r}: {where}.{meant}")
@@ -66,13 +66,10 @@ def folder(logs: str | os.PathLike[str]) -> Path:
     """Make the folder of the logs, where something can be written."""
     try:
         made = log_folder(logs)
+        if not shutil.disk_usage(made).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
-        raise _no_logs(logs, error) from None
-    if not shutil.disk_usage(made).free:
-        raise RuntimeError(
-            f"The disk of {str(made)!r} is full: make room on it, or give another folder as "
-            "logs=..., before a worker starts."
-        )
+        raise _refusal(logs, error) from None
     return made
 
 
@@ -81,14 +78,10 @@ def opened(log: Path) -> IO[bytes]:
     try:
         return open(log, "ab")
     except OSError as error:
-        raise _no_logs(log.parent, error) from None
+        raise _refusal(log, error) from None
 
 
-def _no_logs(logs: str | os.PathLike[str], error: OSError) -> RuntimeError:
-    given = os.fspath(logs)
-    if isinstance(error, FileExistsError):
-        return RuntimeError(f"{given!r} is a file: give a folder for the logs as logs=...")
-    return RuntimeError(
-        f"No log can be written in {given!r} ({(error.strerror or 'error').lower()}): give a "
-        "folder in which you may write as logs=..."
-    )
+def _refusal(path: str | os.PathLike[str], error: OSError) -> RuntimeError:
+    from mgpu_helpers.jobs.rows import refusal  # loaded where it is needed
+
+    return refusal(path, error)

@@ -135,11 +135,13 @@ class Workers(Crew):
         one, now, code = self.workers[number], time.monotonic(), running.process.returncode
         if one.left is not None:
             return
-        one.left, one.waits = now, None
-        if one.saves:  # its children were left alone until now
+        one.left = now
+        if "waits" in one.said:
+            one.says("goes", now)
+        if "saves" in one.said:  # its children were left alone until now
             running.status = None
             running.end("stopped")
-        if one.saved:
+        if "saved" in one.said:
             return
         told = running.status in ("stopped", "timed out")
         heeded = told and (code >= 0 or code == -signal.SIGTERM)
@@ -154,12 +156,11 @@ class Workers(Crew):
             self.begin()
         for index, running in self.running.items():
             one = self.workers[index]  # it may hang in what it does at its end
-            if one.raised is not None and now > one.raised + self.asked.grace:
-                running.end("failed")
-            elif one.saved is not None and now > one.saved + self.asked.grace:
-                running.end("stopped")
-            elif one.done is not None and self.ending and now > one.done + self.asked.grace:
-                running.end("stopped")
+            done = one.said.get("done") if self.ending else None
+            ends = {"failed": one.raised, "stopped": one.said.get("saved", done)}
+            for status, at in ends.items():
+                if at is not None and now > at + self.asked.grace:
+                    running.end(status)
         if self.ending:
             return bool(self.running)
         if any(one.failed is not None for one in self.workers.values()):
@@ -185,7 +186,7 @@ class Workers(Crew):
         # One that has ended counts for as long: others may have waited for it.
         if time.monotonic() <= max(watch.moved for watch in self.watches.values()) + limit:
             return False
-        waiting = [index for index, one in self.workers.items() if one.waits is not None]
+        waiting = [index for index, one in self.workers.items() if "waits" in one.said]
         if waiting:
             self.why, self.missing = stuck(self.workers, self.addresses, min(waiting), now)
         else:
@@ -200,11 +201,12 @@ class Workers(Crew):
         """
         self.hear()  # it may have become ready just now
         one = self.workers[number]
-        if not one.ready or one.left is not None or running.status is not None:
+        if "ready" not in one.said or one.left is not None or running.status is not None:
             running.end("stopped")
             return
         self.say(f"{'saving':10} worker {number:<5} Ctrl-C ends it at once")
-        running.status, one.saves = "stopped", True
+        running.status = "stopped"
+        one.says("saves", time.monotonic())
         running.kill_at = time.monotonic() + self.asked.stalled
         with contextlib.suppress(OSError):  # it has ended
             os.kill(running.process.pid, signal.SIGTERM)
@@ -212,7 +214,7 @@ class Workers(Crew):
     def end_all(self, status: str) -> None:
         self.ending = True
         for index, running in self.running.items():
-            if self.workers[index].raised is None and self.workers[index].done is None:
+            if self.workers[index].raised is None and "done" not in self.workers[index].said:
                 running.end(status)
 
     def finish(self, number: int, job: Job, places: Sequence[Place]) -> None:
@@ -226,8 +228,8 @@ class Workers(Crew):
         with contextlib.suppress(OSError):  # the folder was removed
             if job.returncode and not shutil.disk_usage(job.log.parent).free:
                 tail.append("(The disk of the logs is full: what it said after that is lost.)")
-        saved = self.workers[number].saved is not None
-        job = replace(job, tail="\n".join(tail), status="saved" if saved else job.status)
+        status = "saved" if "saved" in self.workers[number].said else job.status
+        job = replace(job, tail="\n".join(tail), status=status)
         self.workers[number].job = job
         self.say(f"{job.status:10} {job.name:12} {job.seconds:.1f} s")
 
@@ -243,7 +245,7 @@ class Workers(Crew):
         elif not why and not all(job.ok for job in jobs.values()):
             why = "It was stopped."
         seconds, ours, note = time.monotonic() - self.first_start, self.workers.values(), ""
-        if len(self.addresses) > 1 and any(one.loads and not one.came for one in ours):
+        if len(self.addresses) > 1 and any("loads" in one.said and not one.came for one in ours):
             note = f"A worker {ALONE}"
         return Attempt(
             self.number, self.addresses, tuple(jobs.values()), first, why, seconds, note, self.doing

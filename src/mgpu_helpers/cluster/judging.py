@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mgpu_helpers._formatting import signal_name
 from mgpu_helpers._processes.job import Job, end_of
@@ -93,36 +93,26 @@ class Worker:
     left: float | None = None  # when its process was seen to have ended
     raised: float | None = None  # when its script raised, which is before that
     status: str = ""  # with which exit status, where it was sys.exit
-    done: float | None = None  # when its script came to its end
     failed: float | None = None  # when it failed, if nobody ended it
-    waits: float | None = None  # since when it waits in the strategy's constructor
-    came: bool = False  # it has been in that constructor
-    loads: bool = False  # it has imported TensorFlow
-    ready: bool = False  # told to end it would save, by fit/stopping.py
-    saves: bool = False  # it was told to end, and saves or has saved
-    saved: float | None = None  # when it had saved
+    # When it said what: it "loads" TensorFlow, "waits" in the strategy's constructor and "goes" on,
+    # is "ready" to save when it is told to end, by fit/stopping.py, "saves" and has "saved", and
+    # its script is "done".
+    said: dict[str, float] = field(default_factory=dict)
     state: str = ""  # what its process did when the first one failed, as Linux has it
 
     def says(self, event: str, at: float) -> None:
         """Note what it says of itself, by cluster/worker.py."""
         event, _, status = event.partition("=")
-        if event == "raised" and not self.saved:
+        if event == "raised" and "saved" not in self.said:
             self.raised, self.status = at, status
             self.fails(at)
-        elif event == "done":
-            self.done = at
-        elif event == "loads":
-            self.loads = True
-        elif event == "waits":
-            self.waits, self.came = at, True
-        elif event == "goes":
-            self.waits = None
-        elif event in ("ready", "unready"):
-            self.ready = event == "ready"
-        elif event == "saves":
-            self.saves = True
-        elif event == "saved":
-            self.saved = at
+        self.said[event] = at
+        self.said.pop({"goes": "waits", "unready": "ready"}.get(event, ""), None)
+
+    @property
+    def came(self) -> bool:
+        """Say whether it has been in the strategy's constructor."""
+        return bool({"waits", "goes"} & self.said.keys())
 
     def fails(self, at: float) -> None:
         """Note that it failed; what was known first counts."""
@@ -189,8 +179,9 @@ def stuck(
             absent[other] = f"worker {other} at {address} {answer.state}"
         else:
             present.append(f"worker {other}")
+    waited = now - workers[index].said.get("waits", now)
     text = (
-        f"Worker {index} waited {now - (workers[index].waits or now):.0f} s in the constructor of "
+        f"Worker {index} waited {waited:.0f} s in the constructor of "
         f"MultiWorkerMirroredStrategy. There: {', '.join(present)}. "
     )
     if not absent:

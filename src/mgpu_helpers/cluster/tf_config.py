@@ -162,10 +162,8 @@ def _compared(configs: list[Mapping[str, Any]]) -> list[str]:
 
 def _slurm(config: Mapping[str, Any]) -> list[str]:
     """Compare with what Slurm says, where a worker is a task of srun."""
-    tasks, nodes = (
-        int(number) if (number := os.environ.get(name, "")).isdecimal() else 0
-        for name in ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
-    )
+    names = "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"
+    tasks, nodes = (int(os.environ.get(name) or 0) for name in names)
     listed = _listed(config)
     problems = []
     if tasks > 1 and tasks != len(listed):

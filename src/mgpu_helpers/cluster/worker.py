@@ -112,11 +112,18 @@ def count_steps(tensorflow: Any, say: Callable[[str], None]) -> None:
     said, first_calls = 0.0, 0
     several = tensorflow.distribute.MultiWorkerMirroredStrategy
 
-    def goes_on() -> None:
-        nonlocal said
-        if time.monotonic() > said + EVERY:
-            said = time.monotonic()
-            say("steps")
+    def going_on(call: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(call)
+        def does(*args: Any, **kwargs: Any) -> Any:
+            nonlocal said
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if time.monotonic() > said + EVERY:
+                    said = time.monotonic()
+                    say("steps")
+
+        return does
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
@@ -136,23 +143,12 @@ def count_steps(tensorflow: Any, say: Callable[[str], None]) -> None:
                 first_calls -= first
                 if first and not first_calls:
                     say("compiled")
-                goes_on()
 
         return __call__
 
-    def counted_run(run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
-        def does(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return run(*args, **kwargs)
-            finally:
-                goes_on()
-
-        return does
-
     function, strategy = type(tensorflow.function(lambda: None)), tensorflow.distribute.Strategy
-    function.__call__ = counted(function.__call__)
-    strategy.run = counted_run(strategy.run)
+    function.__call__ = going_on(counted(function.__call__))
+    strategy.run = going_on(strategy.run)
 
 
 def watch(strategy: Any, say: Callable[[str], None]) -> None:

@@ -46,8 +46,6 @@ P40 = tuple(
     Measurement(Setting(n, 10_000 // n), total / 50, "the P40 note, 2017", total=total)
     for n, total in ((1, 22.252533), (2, 12.632623), (4, 11.083071), (8, 11.990167))
 )
-# 3840 cores x 2 FLOP x 1.531 GHz, its highest clock; NVIDIA's data sheet rounds it to 12 TFLOP/s.
-P40_FLOPS = 3840 * 2 * 1.531e9
 
 
 def _benchmarks(
@@ -98,8 +96,6 @@ SERVERS = (
     (_RESNET_50, _benchmarks("EC2", 32, "device", 333, 667, 1180, 2315, gpus=8)),
     (_RESNET_152, _benchmarks("EC2", 32, "device", 146, 291, 565, 981, gpus=8)),
 )
-# 3584 cores x 2 FLOP x 1.48 GHz, its boost clock in a DGX-1.
-P100_FLOPS = 3584 * 2 * 1.48e9
 # The lowest rate that users of NCCL measured on it.
 ETHERNET_100G_AT_4 = dataclasses.replace(
     ETHERNET_100G, name="100 Gbit at 4 GB/s", bandwidth=ETHERNET_100G.low
