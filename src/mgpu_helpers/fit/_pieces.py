@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import graph_of, instead, takes_training
 from mgpu_helpers._names import of_keras
 from mgpu_helpers.fit._asking import LAST, Ways, ask_parts, may_be_no_mean, own_losses
@@ -42,8 +43,6 @@ class Pieces:
             self._check_optimizers()
 
     def _check_optimizers(self) -> None:
-        import keras
-
         own = vars(self.model).values()
         several = {id(x) for x in own if isinstance(x, keras.optimizers.Optimizer)}
         if len(several) > 1:
@@ -71,8 +70,6 @@ class Pieces:
 
     def _needed(self) -> bool:
         """Say whether somebody else than Keras may have made a loss, or may give a number."""
-        import keras
-
         given = _private.compiled_with(self.model) if self.model.compiled else {}
         metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
         return self.by_step and (
@@ -101,9 +98,6 @@ class Pieces:
 
     def _given(self, data: Any) -> list[tuple[Any, str, Ways]]:
         """Run the step, and say what it may give."""
-        import keras
-        import tensorflow as tf
-
         given = []
         for path, x in keras.tree.flatten_with_path(self.original(data)):
             x, ways = tf.convert_to_tensor(x), Ways({None: LAST})
@@ -151,9 +145,6 @@ class _Batch:
     """A batch that is trained with in pieces."""
 
     def __init__(self, pieces: Pieces, data: Any) -> None:
-        import keras
-        import tensorflow as tf
-
         self.pieces, self.model, self.data = pieces, pieces.model, data
         if self.model.distribute_strategy.num_replicas_in_sync == 1:  # fit has built the replicas'
             build_optimizers(self.model)
@@ -173,9 +164,6 @@ class _Batch:
 
     def take(self, start: Any, length: Any, known: int | None, state: Any, share: Any) -> _Given:
         """Run the train_step on some examples, with the state that the pieces before have left."""
-        import keras
-        import tensorflow as tf
-
         own = [*self.leaves]
         for k in self.batches:
             own[k] = self.leaves[k][start : start + length]
@@ -208,8 +196,6 @@ class _Batch:
 
     def added(self, before: Any, logs: Any) -> Any:
         """Put together what a step gives for pieces before and for a further one."""
-        import keras
-
         pairs = zip(self.ways, keras.tree.flatten(before), keras.tree.flatten(logs), strict=True)
         flat = [b if way == LAST else a + b for way, a, b in pairs]
         return keras.tree.pack_sequence_as(logs, flat)
@@ -245,8 +231,6 @@ class _Batch:
 
     def in_a_loop(self) -> Any:
         """Take one piece after the other, in a loop that keeps sums of their gradients."""
-        import tensorflow as tf
-
         size, pieces, kept = self.size, self.pieces.count, self.pieces.sums
         size = size if self.fixed else tf.maximum(size, 1)  # a worker may have none
         last = min(pieces, size) if self.fixed else tf.minimum(pieces, size)
@@ -290,8 +274,6 @@ class _Batch:
 
         In place of a piece without examples stands an example of another one, which counts nothing.
         """
-        import tensorflow as tf
-
         size, count, order = self.size, self.pieces.count, Order()
         state: dict[int, tuple[Any, Any]] = {}
         sums: dict[int, tuple[Any, Any]] = {}
@@ -347,8 +329,6 @@ def _recorded(model: Any) -> Iterator[list[tuple[Any, Any]]]:
 
 def _any_rows(x: Any) -> Any:
     """Give the shape of what a loop carries: sparse gradients become longer in it."""
-    import tensorflow as tf
-
     return tf.TensorShape([None, *x.values.shape[1:]] if hasattr(x, "values") else x.shape)
 
 
@@ -358,9 +338,6 @@ def _totals(model: Any, data: Any) -> dict[int, Any]:
     The graph has the model's whole call for it, and TensorFlow runs of that what the counts need:
     masks. Weights are given as tensors, for a loop that reads a variable would be run.
     """
-    import keras
-    import tensorflow as tf
-
     totals: dict[int, Any] = {}
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     if weights is None and not _may_mask(model):
@@ -387,8 +364,6 @@ def _totals(model: Any, data: Any) -> dict[int, Any]:
 
 def _may_mask(model: Any) -> bool:
     """Say whether a loss may leave some of a batch out, as far as the model's layers tell."""
-    import keras
-
     if not isinstance(model, keras.Function | keras.Sequential) or not model.inputs:
         return True
     losses = [each for each in keras.tree.flatten(model.loss) if each is not None]
@@ -404,8 +379,6 @@ def _may_mask(model: Any) -> bool:
 
 def _shared(loss: Any, total: Any, share: Any) -> Any:
     """Make a loss count in a mean over the pieces, by their sizes, as it does in the batch's."""
-    import tensorflow as tf
-
     def call(labels: Any, outputs: Any, weights: Any = None) -> Any:
         found = mean_of(loss, labels, outputs, weights)
         if found.count is None:
@@ -434,8 +407,6 @@ class _Sums:
 
     def begin(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
         """Let them be the gradients of a first piece; give what a second one has to wait for."""
-        import tensorflow as tf
-
         begun = []
         for slope, weight in slopes:
             tensors = _tensors(slope)
@@ -451,8 +422,6 @@ class _Sums:
 
     def add(self, slopes: list[tuple[Any, Any]]) -> None:
         """Add the gradients of a further piece; append those of rows, unless they are the same."""
-        import tensorflow as tf
-
         for slope, weight in slopes:
             own, new = self.of[id(weight)], _tensors(slope)
             if len(new) == 1 or same_rows(slope):
@@ -464,8 +433,6 @@ class _Sums:
 
     def end(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
         """Give the sums, and be empty."""
-        import tensorflow as tf
-
         found = []
         for slope, weight in slopes:
             with tf.device(weight.value.device):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers._models import laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._steps import Done, in_reverse, numbers_of, steps, undisturbed
@@ -79,8 +80,6 @@ def _of_whole_and_cut(model: Any, batch: Any) -> list[str]:
 
 
 def _out_of_memory() -> Any:
-    import tensorflow as tf
-
     return tf.errors.ResourceExhaustedError
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import counted
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import laid_out, ready
 from mgpu_helpers._names import short
 from mgpu_helpers._private import layers_of
@@ -89,8 +90,6 @@ def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
 
 
 def _of_scope(model: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     try:
         check_model(model, model.distribute_strategy)
     except ValueError as error:
@@ -108,8 +107,6 @@ def _of_scope(model: Any) -> Iterator[str]:
 
 
 def _of_devices(strategy: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     there = {short(device.name) for device in tf.config.list_logical_devices()}
     for name, times in Counter(map(short, strategy.extended.worker_devices)).items():
         if name not in there:
@@ -132,8 +129,6 @@ def _of_sizes(sizes: list[int], replicas: int) -> Iterator[str]:
 
 
 def _of_sharding(data: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     if not isinstance(data, tf.data.Dataset):
         return
     policies = tf.data.experimental.AutoShardPolicy
@@ -186,8 +181,6 @@ def _uneven(i: int, size: int, replicas: int) -> str:
 
 def _read(data: Any) -> tuple[list[int], Any, list[str]]:
     """Give the sizes of the batches, the first one, and a sentence where numbers are none."""
-    import tensorflow as tf
-
     sizes: list[int] = []
     strange: list[str] = []
     first, left = None, MOST_BYTES
@@ -207,8 +200,6 @@ def _read(data: Any) -> tuple[list[int], Any, list[str]]:
 
 
 def _of_numbers(i: int, batch: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     names = ("x", "y", "sample_weight") if isinstance(batch, tuple) else ("x",)
     for name, part in zip(names, batch if isinstance(batch, tuple) else [batch], strict=False):
         for each in tf.nest.flatten(part, expand_composites=True):
@@ -227,8 +218,6 @@ def _of_numbers(i: int, batch: Any) -> Iterator[str]:
 
 
 def _of_order(data: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     if not isinstance(data, tf.data.Dataset) or not one_of_several_workers():
         return
     if _shuffles_without_seed(data):
@@ -241,8 +230,6 @@ def _of_order(data: Any) -> Iterator[str]:
 
 def _shuffles_without_seed(data: Any) -> bool:
     """Look into the graph of a Dataset: a shuffle whose two seeds are 0 takes random ones."""
-    import tensorflow as tf
-
     variant = tf.data.experimental.to_variant(data)
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
@@ -257,8 +244,6 @@ def _shuffles_without_seed(data: Any) -> bool:
 
 
 def _of_rate(model: Any, sizes: list[int], rate_for: int | None) -> Iterator[str]:
-    import tensorflow as tf
-
     if rate_for is None or not sizes or (batch := sizes[0]) == rate_for:
         return
     rate = float(tf.convert_to_tensor(model.optimizer.learning_rate))
@@ -271,8 +256,6 @@ def _of_rate(model: Any, sizes: list[int], rate_for: int | None) -> Iterator[str
 
 
 def _of_layers(model: Any) -> Iterator[str]:
-    import keras
-
     local = [
         layer.name
         for layer in layers_of(model)
@@ -287,8 +270,6 @@ def _of_layers(model: Any) -> Iterator[str]:
 
 
 def _of_optimizer(model: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     if not isinstance(model.optimizer.iterations.value, tf.distribute.DistributedValues):
         yield (
             f"the optimizer {model.optimizer.name!r} was made outside of strategy.scope(): fit "
@@ -297,8 +278,6 @@ def _of_optimizer(model: Any) -> Iterator[str]:
 
 
 def _of_losses(model: Any, strategy: Any) -> Iterator[str]:
-    import keras
-
     for loss in keras.tree.flatten(model.loss):
         if getattr(loss, "reduction", None) == "sum":
             yield (

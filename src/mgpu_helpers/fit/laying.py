@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import Call, LayerGraph
 from mgpu_helpers._models import NAME, check_call, laid_out, ready
 from mgpu_helpers._train import HOST
@@ -279,9 +280,6 @@ class Laid:
 
     def _built_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Make variables before the step is traced: TensorFlow traces what makes some again."""
-        import keras
-        import tensorflow as tf
-
         model = self.model
         ours = (self.step, model.compute_loss, model.compute_metrics)
         known = self.graph is not None and not any(map(is_own, ours))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._later import tf
 
 WAYS = ("columns", "rows", "heads")
 AUTO = "auto"  # layers are found in the graph
@@ -157,8 +158,6 @@ class Layout:
         n = max(1, len(self.rows))
         if self.shares is None:
             return shard_sizes(size, n)
-        import tensorflow as tf
-
         ends = [0.0, *itertools.accumulate(self.shares)]
         at = [share / ends[-1] for share in ends]
         if tf.is_tensor(size):

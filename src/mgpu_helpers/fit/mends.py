@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import instead
 from mgpu_helpers.fit._asking import GIVES, Refused, check_inside
 from mgpu_helpers.fit._kinds import alike, asking, common, is_of_replica, is_sum, now
@@ -66,8 +67,6 @@ def noting(
 
 def exchange(has: Callable[..., Any]) -> Callable[..., Any]:
     """Let a mean of what replicas have count them by their examples; know what all have alike."""
-    import tensorflow as tf
-
     def all_reduce(self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
         step = now()
         if step is not None and step.own and not is_sum(reduce_op) and strategy_here():
@@ -122,8 +121,6 @@ def own(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def additional(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let what a layer adds by `add_loss` count as on one device; a regularizer counts once."""
-    import keras
-
     def aggregate(self: Any, loss: Any) -> Any:
         if not strategy_here():
             return original(self, loss)
@@ -139,8 +136,6 @@ def additional(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def added(original: Callable[..., Any]) -> Callable[..., Any]:
     """Remember of which replica a loss of a layer is: all replicas call the same layer."""
-    import tensorflow as tf
-
     def add_loss(self: Any, loss: Any) -> None:
         if strategy_here():
             for each in tf.nest.flatten(loss):
@@ -175,8 +170,6 @@ def owned(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replica() -> Any:
-    import tensorflow as tf
-
     return tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
 
 
@@ -185,9 +178,6 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 
     So it may clip them, or add to them. What is no variable has examples of one replica alone.
     """
-    import keras
-    import tensorflow as tf
-
     variables = (keras.Variable, tf.Variable, tf.distribute.DistributedValues)
 
     def gradient(
@@ -222,8 +212,6 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sloped(target: Any) -> Any:
     """Give what a replica's share of a target's sum is made of, each with its slope."""
-    import tensorflow as tf
-
     total = target if target.shape.rank == 0 or is_share(target) else tf.reduce_sum(target)
     for x, times in terms_of(total, "a loss whose gradient its step takes"):
         x = target if x is total else x
@@ -245,8 +233,6 @@ def search(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def mean(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a metric that is updated with a number of the batch show that of all examples."""
-    import tensorflow as tf
-
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
         number = tf.is_tensor(values) and values.shape.rank == 0 and values.dtype.is_floating
         share, weight = PIECE.get() if number else None, None
@@ -287,8 +273,6 @@ def unscale(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def reduce(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a masked loss be divided by what the masks of all replicas leave."""
-    import tensorflow as tf
-
     def reduce(
         values: Any, sample_weight: Any = None, mask: Any = None,
         reduction: str | None = "sum_over_batch_size", dtype: Any = None,
@@ -322,8 +306,6 @@ def built(original: Callable[..., Any]) -> Callable[..., Any]:
     Averages that replicas keep of their own statistics are one for all, their mean: Keras keeps
     another for each, and `predict` would depend on the replica.
     """
-    import tensorflow as tf
-
     def build(self: Any, input_shape: Any) -> None:
         asked = getattr(tf.distribute.get_strategy(), "synchronized", None)
         add = {} if asked is not False else {
@@ -338,8 +320,6 @@ def built(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def moments(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a BatchNormalization normalize by the statistics of all replicas, masked or not."""
-    import tensorflow as tf
-
     def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
         strategy = strategy_here()
         asked = getattr(self, "of_all_replicas", None)
@@ -377,8 +357,6 @@ def assigned(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def seeds(original: Callable[..., Any]) -> Callable[..., Any]:
     """Give each replica seeds of its own, the same ones in every run."""
-    import tensorflow as tf
-
     def draw(self: Any, *args: Any, **named: Any) -> Any:
         seed = original(self, *args, **named)
         if not strategy_here() or _equal_seeds:
@@ -405,8 +383,6 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
     One that scales the loss hands on to another what it has added up.
     """
-    import tensorflow as tf
-
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if (step := now()) is not None and step.asking:
             if not self.built and trainable_variables is not None:
@@ -430,8 +406,6 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _where_its_variables_are(optimizer: Any, strategy: Any) -> Any:
     """Let an optimizer whose variables are a worker's own update them as on one machine."""
-    import tensorflow as tf
-
     copied = isinstance(optimizer.variables[0].value, tf.distribute.DistributedValues)
     if strategy is None or copied or strategy.num_replicas_in_sync == 1:
         return contextlib.nullcontext()
@@ -441,8 +415,6 @@ def _where_its_variables_are(optimizer: Any, strategy: Any) -> Any:
 
 def _check_unchanged(grads: list[Any], step: Any, name: str) -> None:
     """Refuse gradients that a step has changed: it would change those of each piece."""
-    import tensorflow as tf
-
     check_inside(step, tf.compat.v1.get_default_graph())
     known = {id(each) for each in step.common}
     flat = tf.nest.flatten(grads, expand_composites=True)
@@ -473,8 +445,6 @@ def _known(grads: list[Any], name: str) -> list[Any]:
 
 def _of_all(grads: list[Any]) -> list[Any]:
     """Add up the gradients of all replicas."""
-    import tensorflow as tf
-
     there = [_rows(each) for each in grads if each is not None]
     if not there:
         return grads
@@ -489,8 +459,6 @@ def _rows(gradient: Any) -> Any:
 
 def _as(gradient: Any, of_all: Any) -> Any:
     """Make a gradient for the same rows of what `_rows` of all replicas add up to."""
-    import tensorflow as tf
-
     if not same_rows(gradient):
         return of_all
     return tf.IndexedSlices(of_all, gradient.indices, gradient.dense_shape)

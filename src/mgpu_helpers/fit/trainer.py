@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import instead, laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._asking import Uncomputed, build_by_step, own_losses, own_metrics
@@ -37,8 +38,6 @@ def build(original: Callable[..., Any]) -> Callable[..., Any]:
     Keras takes a batch away for that, and adds up the parts of all replicas, which fails where they
     differ in size and on several workers (keras-team/keras#20585).
     """
-    import tensorflow as tf
-
     def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         strategy = self.distribute_strategy
         if not getattr(strategy, "of_fit", False):
@@ -85,9 +84,6 @@ def _is_unbuilt(model: Any) -> bool:
 
 def fit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Let a fit go on with the data where it was, and only the chief of several workers write."""
-    import keras
-    import tensorflow as tf
-
     # Of Keras's own: what is mended may be somebody's function around it.
     signature = inspect.signature(super(keras.Model, keras.Model).fit)
 
@@ -176,8 +172,6 @@ def each_compiled(model: Any) -> Iterator[None]:
 
 def _there(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Call a function of steps on the strategy's device, where XLA looks for the weights."""
-    import tensorflow as tf
-
     def there(iterator: Any) -> Any:
         with tf.device(model.distribute_strategy.extended.worker_devices[0]):
             return function(iterator)
@@ -192,8 +186,6 @@ MAKES = {
 
 
 def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    import tensorflow as tf
-
     known, strategy = False, model.distribute_strategy
     strategy.forget(getattr(model, step))  # it may be compiled with another loss
     if is_own(getattr(model, step)):
@@ -240,9 +232,6 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
 @contextlib.contextmanager
 def results_of_all(model: Any) -> Iterator[None]:
     """Let metrics give a step of one's own what they have of all replicas, as on one device."""
-    import keras
-    import tensorflow as tf
-
     def of_all(metric: Any) -> Callable[[], Any]:
         result = metric.result
 
@@ -265,8 +254,6 @@ def results_of_all(model: Any) -> Iterator[None]:
 
 def batches_of(data: Any) -> Any:
     """Give the dataset that the strategy has made something of, all else as it is."""
-    import tensorflow as tf
-
     if isinstance(data, Shared):
         return data.batches
     of_function = isinstance(data, tf.distribute.DistributedDataset) and hasattr(data, "of_all")
@@ -317,8 +304,6 @@ def unsaved(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def again(batches: list[Any], spec: Any) -> Any:
     """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
-    import tensorflow as tf
-
     def like(*given: Any) -> Any:
         pairs = zip(tf.nest.flatten(given), tf.nest.flatten(spec), strict=True)
         return tf.nest.pack_sequence_as(spec, [
@@ -336,8 +321,6 @@ def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
     Without a number of steps Keras begins before each pass, and after it where it knew the end.
     With one it goes on in the next pass where it was, and begins again after one that saw the end.
     """
-    import tensorflow as tf
-
     data, batches = _private.dataset_of(iterator).whole, iterator.data_adapter.num_batches
     if steps is None:
         for _ in range(passes if batches is None else 2 * passes):
@@ -385,9 +368,6 @@ def is_across(model: Any) -> bool:
 
 def _check_metrics(model: Any) -> None:
     """Refuse metrics that were made outside of the scope: replicas would write over each other."""
-    import keras
-    import tensorflow as tf
-
     given = _private.compiled_with(model) if model.compiled else {}
     for each in keras.tree.flatten([given.get("metrics"), given.get("weighted_metrics")]):
         own = each.variables if isinstance(each, keras.Metric) else []
@@ -400,8 +380,6 @@ def _check_metrics(model: Any) -> None:
 
 
 def _check_scope(model: Any, strategy: Any) -> None:
-    import tensorflow as tf
-
     several, copies = strategy.num_replicas_in_sync > 1, tf.distribute.DistributedValues
     in_one = several or not model.weights or isinstance(model.weights[0].value, copies)
     if in_one and not getattr(strategy, "of_fit", False):
@@ -445,8 +423,6 @@ def _check_choices(model: Any, strategy: Any) -> None:
 
 
 def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
-    import tensorflow as tf
-
     if isinstance(data, tf.data.Dataset) and steps is None:
         if data.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -518,8 +494,6 @@ def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
 
     It is asked in a thread, which knows nothing of what is traced in this one.
     """
-    import tensorflow as tf
-
     def few(x: Any, length: int) -> Any:
         if not (hasattr(x, "dtype") and hasattr(x, "shape")):
             return x
