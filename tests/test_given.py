@@ -58,16 +58,9 @@ def test_data_as_fit_takes_them_say_all_sizes(tf, keras, plan, text):
     assert found.took == "ids 48, mask 48, labels 48, sample weights 48" and found.batch == 16
     assert repr(found).endswith(f"\nan example has {found.took}")
 
-    class Sequence(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, i):
-            return data
-
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(16)
     specs = keras.tree.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), data)
-    for other in (dataset, Sequence(), specs):
+    for other in (dataset, [data], specs):
         assert memory.predict(text, other) == found
     short = memory.predict(text, 8, length=dataset)  # of as many examples as were asked for
     assert (short.batch, short.took) == (8, found.took) and short.total < found.total
@@ -150,25 +143,19 @@ def tuned(keras, kind):
 
     Those of 8 are cast to 32 for the way back as soon as a step begins, which is half of it.
     """
-    given = keras.Input((None,), dtype="int32")
-    words = keras.layers.Embedding(2000, 256)
+    given, words = keras.Input((None,), dtype="int32"), keras.layers.Embedding(2000, 256)
+    dense = [keras.layers.Dense(*each) for each in ((1024, "relu"), (256,)) * 2]
     x = words(given)
-    for _ in range(2):
-        x = keras.layers.Dense(256)(keras.layers.Dense(1024, "relu")(x))
+    for layer in dense:
+        x = layer(x)
     # As language models have it, the table of words again.
-    logits = keras.ops.matmul(x, keras.ops.transpose(words.embeddings))
-    model = keras.Model(given, logits)
-    if kind != "full":
-        for layer in model.layers[1:]:
-            layer.trainable = False
-            if isinstance(layer, keras.layers.Dense):
-                layer.trainable = True
-                layer.enable_lora(4)
-                layer.bias.trainable = False
-    if kind == "int8":
-        for layer in model.layers:
-            if isinstance(layer, keras.layers.Dense):
-                layer.quantize("int8")
+    model = keras.Model(given, keras.ops.matmul(x, keras.ops.transpose(words.embeddings)))
+    words.trainable = kind == "full"
+    for layer in dense if kind != "full" else []:
+        layer.enable_lora(4)
+        layer.bias.trainable = False
+        if kind == "int8":
+            layer.quantize("int8")
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
@@ -181,12 +168,10 @@ def test_what_is_not_trained_has_no_slots_and_no_gradients(tf, keras, plan, kind
     found = counted(plan, model, (x, x))
     trained = 4 * sum(v.shape.num_elements() for v in model.trainable_variables)
     assert found.slots == pytest.approx(2 * trained, abs=100) and found.gradients <= 1.6 * trained
-    way, *_ = (advice := memory.plan(model, (x, x), budget=1)).ways
-    assert way.held == pytest.approx(found.total, rel=0.1)
-    notes = " ".join(advice.notes)
-    assert ("enable_lora" in notes, "others have no gradients" in notes) == (
-        (True, False) if kind == "full" else (False, True)
-    )
+    advice = memory.plan(model, (x, x), budget=1)
+    assert advice.ways[0].held == pytest.approx(found.total, rel=0.1)
+    for said, wanted in (("enable_lora", True), ("others have no gradients", False)):
+        assert (said in " ".join(advice.notes)) == (wanted == (kind == "full"))
 
 
 # Too large

@@ -166,9 +166,7 @@ def _some(given: Any) -> bool:
     return any(x is not None for x in keras.tree.flatten(given))
 
 
-def run_calls(
-    calls: Sequence[Call], values: dict[Value, Any], training: Any
-) -> dict[Value, Any]:
+def run_calls(calls: Sequence[Call], values: dict[Value, Any], training: Any) -> dict[Value, Any]:
     """Run calls of layers as Keras does, with the values that they take; give all values."""
     for call in calls:
         args, named = arguments(call, values)
@@ -210,9 +208,7 @@ def used_later(
 def taken(calls: Sequence[Call]) -> list[Value]:
     """List what calls take that they have not made."""
     made = {value for call in calls for value in call.gives}
-    return list(dict.fromkeys(
-        value for call in calls for value in call.takes if value not in made
-    ))  # fmt: skip
+    return list(dict.fromkeys(value for call in calls for value in call.takes if value not in made))
 
 
 def variables_of(calls: Sequence[Call]) -> list[Any]:

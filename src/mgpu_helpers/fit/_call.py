@@ -230,9 +230,8 @@ def backward(
     """
     given = [[x for x in _with_logits(each) if x.dtype.is_floating] for each in made]
     starts = [x for each in given for x in each]
-    slopes = dict(zip(
-        (x.ref() for x in starts), _gradients(ends, starts, by, starts), strict=True
-    ))  # fmt: skip
+    of_starts = _gradients(ends, starts, by, starts)
+    slopes = {x.ref(): slope for x, slope in zip(starts, of_starts, strict=True)}
     reads = [(v, row.read[d][id(v)], device) for v in trained for row in each_row
              for d, device in enumerate(row.devices) if id(v) in row.read[d]]  # fmt: skip
     found: dict[int, Any] = {}  # by the number of what was read

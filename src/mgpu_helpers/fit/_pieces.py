@@ -25,7 +25,7 @@ from mgpu_helpers.fit._recompute import check_assigned
 from mgpu_helpers.fit._rows import on
 from mgpu_helpers.fit._segments import kept_as_known, normalizes
 from mgpu_helpers.fit.layout import SCHEDULES
-from mgpu_helpers.fit.shares import as_part, of_workers, scaled, workers_here
+from mgpu_helpers.fit.shares import as_part, noted, of_workers, scaled, workers_here
 from mgpu_helpers.fit.trainer import by_few, in_force
 from mgpu_helpers.towers.averages import same_rows, times, total
 from mgpu_helpers.towers.shards import like, rows
@@ -180,12 +180,11 @@ class _Batch:
 
         scope.add_update = add_update
 
-        def as_share(k: int, loss: Any) -> Any:
-            return _shared(loss, self.totals.get(k), share)
-
         with (
             scope, _recorded(self.model) as slopes, as_part(share), in_force(),
-            _private.losses_as(self.model, as_share, counts),
+            _private.losses_as(
+                self.model, lambda k, loss: _shared(loss, self.totals.get(k), share), counts
+            ),
         ):  # fmt: skip
             logs = self.pieces.original(keras.tree.pack_sequence_as(self.data, own))
         flat = [tf.convert_to_tensor(x) for x in keras.tree.flatten(logs)]
@@ -284,12 +283,9 @@ class _Batch:
             some = tf.constant(length > 0) if self.fixed else length > 0
             most = max if self.fixed else tf.maximum
             begin = most(end, 1) - most(length, 1)
-            token = STEP.set((order, k))
-            try:
+            with noted(STEP, (order, k)):
                 given = self.take(begin, most(length, 1), known and max(known, 1),
                                   state.values(), most(length, 1) / most(size, 1))  # fmt: skip
-            finally:
-                STEP.reset(token)
             for variable in self.changes(given.scope):
                 value = given.scope.get_current_value(variable)
                 before = state.get(id(variable), (variable, variable.value))[1]

@@ -39,7 +39,7 @@ def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
         device = strategy.extended.worker_devices[0] if n > 1 else "/GPU:0"
         try:
             one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))
-        except _out_of_memory():
+        except tf.errors.ResourceExhaustedError:
             device, rows = HOST, min(rows, 2 * max(n, 2))
             batch = part_of(batch, 0, rows)
             one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))
@@ -77,10 +77,6 @@ def _of_whole_and_cut(model: Any, batch: Any) -> list[str]:
              and everywhere.state[name].shape == x.shape}  # fmt: skip
     done = common(one), common(turned), common(everywhere)
     return list(_sentences(model, 1, done, before))
-
-
-def _out_of_memory() -> Any:
-    return tf.errors.ResourceExhaustedError
 
 
 def _sentences(
@@ -127,9 +123,7 @@ def _sentences(
         yield _of_many("changes of variables", total, changes, model, on, replicas)
 
 
-def _of_many(
-    what: str, total: int, found: list[Any], model: Any, on: str, replicas: int
-) -> str:
+def _of_many(what: str, total: int, found: list[Any], model: Any, on: str, replicas: int) -> str:
     name, times, apart = found[0]
     if times is None:
         said = f"that of {name} by {apart:.2g} times its size"

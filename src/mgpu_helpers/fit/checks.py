@@ -62,8 +62,8 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
         if laid_out(model) is None:  # else each worker updates its own
             sentences += _of_optimizer(model)
         if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
-            sentences += [*_of_sizes(sizes, n), *_of_sharding(data), *_of_layers(model)]
-            sentences += _of_losses(model, strategy)
+            sentences += [_uneven(i, size, n) for i, size in enumerate(sizes) if size % n][:1]
+            sentences += [*_of_sharding(data), *_of_layers(model), *_of_losses(model, strategy)]
         elif sizes and (least := min(sizes)) < n:
             sentences.append(_too_small(sizes.index(least), least, n))
             loud += sentences[-1:] if sizes[0] < n else []
@@ -119,13 +119,6 @@ def _of_devices(strategy: Any) -> Iterator[str]:
                 f"the strategy has {name} {times} times, so {times} replicas take turns on it: "
                 "name each device once."
             )
-
-
-def _of_sizes(sizes: list[int], replicas: int) -> Iterator[str]:
-    for i, size in enumerate(sizes):
-        if size % replicas:
-            yield _uneven(i, size, replicas)
-            return
 
 
 def _of_sharding(data: Any) -> Iterator[str]:
@@ -203,10 +196,9 @@ def _of_numbers(i: int, batch: Any) -> Iterator[str]:
     names = ("x", "y", "sample_weight") if isinstance(batch, tuple) else ("x",)
     for name, part in zip(names, batch if isinstance(batch, tuple) else [batch], strict=False):
         for each in tf.nest.flatten(part, expand_composites=True):
-            if not getattr(getattr(each, "dtype", None), "is_floating", False):
-                if getattr(getattr(each, "dtype", None), "kind", "") != "f":
-                    continue
-            wrong = ~np.isfinite(np.asarray(each).astype(float))
+            if (numbers := np.asarray(each)).dtype.kind not in "fV":  # V of bfloat16
+                continue
+            wrong = ~np.isfinite(numbers.astype(float))
             if wrong.any():
                 example = int(np.argwhere(wrong)[0][0]) if wrong.ndim else 0
                 yield (

@@ -17,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from mgpu_helpers import _private
@@ -30,6 +31,7 @@ from mgpu_helpers.fit.shares import (
     PIECE,
     as_share,
     is_share,
+    noted,
     scaled,
     share_of,
     sized,
@@ -76,15 +78,10 @@ def noting(
 ) -> Callable[..., Any]:
     """Make a mend that lets others know while a method is called, and looks at what it gives."""
 
-    def mend(has: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Any, *args: Any, **named: Any) -> Any:
-            token = what.set(True)
-            try:
-                return of(has(self, *args, **named))
-            finally:
-                what.reset(token)
-
-        return call
+    @everywhere
+    def mend(has: Any, *args: Any, **named: Any) -> Any:
+        with noted(what, True):
+            return of(has(*args, **named))
 
     return mend
 
@@ -338,15 +335,9 @@ def seeds(original: Any, self: Any, *args: Any, **named: Any) -> Any:
     return seed + tf.cast(tf.stack([number * APART, 0]), seed.dtype)
 
 
-@contextlib.contextmanager
-def equal_seeds() -> Iterator[None]:
+def equal_seeds() -> Any:
     """Give all replicas the seeds of one device in the block."""
-    global _equal_seeds
-    _equal_seeds = True
-    try:
-        yield
-    finally:
-        _equal_seeds = False
+    return _private.held(sys.modules[__name__], "_equal_seeds", True)
 
 
 @everywhere

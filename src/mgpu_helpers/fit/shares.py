@@ -30,13 +30,18 @@ PIECE: contextvars.ContextVar[Any] = contextvars.ContextVar("piece", default=Non
 
 
 @contextlib.contextmanager
-def as_part(share: Any) -> Iterator[None]:
-    """Let others know in the block which share of a batch, or of a piece of one, is computed."""
-    token = PIECE.set(share if (outer := PIECE.get()) is None else outer * share)
+def noted(what: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    """Let others know something in the block."""
+    token = what.set(value)
     try:
         yield
     finally:
-        PIECE.reset(token)
+        what.reset(token)
+
+
+def as_part(share: Any) -> Any:
+    """Let others know in the block which share of a batch, or of a piece of one, is computed."""
+    return noted(PIECE, share if (outer := PIECE.get()) is None else outer * share)
 
 
 class Whole(NamedTuple):
@@ -114,18 +119,14 @@ def taking(function: Callable[..., Any], place: Callable[[], int], among: int, s
                 first = tf.minimum(begin, size - 1)
                 last = tf.maximum(end, first + 1)
             part = part_of(whole.batch, first, last)
-        token = _share.set((end - begin, size))
         known = step()
         if not tf.executing_eagerly():
             leaves = filter(tf.is_tensor, tf.nest.flatten(part, expand_composites=True))
             known.graph = tf.compat.v1.get_default_graph()
             known.examples = {x.op for x in leaves}
-        try:
-            with tracing(known):
-                given = outputs(function(part, *args, **named))
-            return part_of(given, 0, end - begin) if fills else given
-        finally:
-            _share.reset(token)
+        with noted(_share, (end - begin, size)), tracing(known):
+            given = outputs(function(part, *args, **named))
+        return part_of(given, 0, end - begin) if fills else given
 
     return of_a_replica
 

@@ -144,19 +144,14 @@ def makes(attribute: str, around: Callable[[Any, Any], Any]) -> Callable[..., An
     return make
 
 
-@contextlib.contextmanager
-def each_compiled(model: Any) -> Iterator[None]:
+def each_compiled(model: Any) -> Any:
     """Let Keras make functions in the block that are compiled on each device of a strategy."""
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
-        yield
-        return
+        return contextlib.nullcontext()
     if is_across(model):
-        with laid_out(model).compiling():
-            yield
-        return
-    with compiling(model, strategy.extended.worker_devices):
-        yield
+        return laid_out(model).compiling()
+    return compiling(model, strategy.extended.worker_devices)
 
 
 def _stepping(step: str, model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,9 +191,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
                 raise StopIteration
         elif not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
-        asks = not known and (
-            own_losses(model) or own_metrics(model) or has_own(model)
-        )
+        asks = not known and (own_losses(model) or own_metrics(model) or has_own(model))
         try:
             # Eagerly it would have begun to change the model before it finds out.
             if known or not (tell or asks or model.run_eagerly):
@@ -434,7 +427,7 @@ INSIDE = MENDS | {
     "test": makes("test_function", functools.partial(_stepping, "test_step")),
     "predict": makes("predict_function", _predicting),
 }  # fmt: skip
-_uses, _lock = 0, threading.RLock()
+_uses, _lock, _undo = 0, threading.RLock(), contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -443,7 +436,11 @@ def in_force() -> Iterator[None]:
     global _uses
     with _lock:
         if not _uses:
-            _switch(True)
+            with contextlib.ExitStack() as done:
+                for which, how in INSIDE.items():
+                    _private.mend(which, how)
+                    done.callback(_private.unmend, which, how)
+                _undo.push(done.pop_all())
         _uses += 1
     try:
         yield
@@ -451,7 +448,7 @@ def in_force() -> Iterator[None]:
         with _lock:
             _uses -= 1
             if not _uses:
-                _switch(False)
+                _undo.close()
 
 
 def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
@@ -479,18 +476,6 @@ def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
 
     with ThreadPoolExecutor(1) as outside:
         return outside.submit(asked).result()
-
-
-def _switch(on: bool) -> None:
-    done = []
-    try:
-        for which, how in INSIDE.items():
-            (_private.mend if on else _private.unmend)(which, how)
-            done.append(which)
-    except RuntimeError:
-        for which in done:
-            _private.unmend(which, INSIDE[which])
-        raise
 
 
 def mend_entries() -> None:
