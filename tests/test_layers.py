@@ -86,12 +86,6 @@ def test_the_backward_pass_belongs_to_the_layer_and_the_rest_has_names_of_its_ow
     assert not {"MatMul", "Conv2D"} & (kinds["loss"] | kinds["optimizer"] | kinds["other"])
 
 
-def test_a_model_within_the_model_is_in_parts_where_they_are_asked_for(model, step):
-    parts = [each.name for each in model.layers if each.name != "inner"] + ["c1", "c2"]
-    found = {layer(op.name, parts) for op in step.ops}
-    assert {"c1", "c2"} <= found and "inner" not in found
-
-
 @pytest.mark.parametrize("name, wanted", [
     ("gradients/tower_1/conv1/Conv2D_grad/Conv2DBackpropFilter", "conv1"),
     ("gradients/stage_1/F3_1/fc1/MatMul_grad/MatMul", "fc1"),
