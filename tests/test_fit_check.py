@@ -41,7 +41,7 @@ def test_what_is_right_is_told_nothing(keras, plan, plain, examples):
 @pytest.mark.parametrize("make, named", [
     (lambda data: data(21).batch(8), ["batch 3 .* 5 .* 3 and 2: .*count alike.* 6 or more"]),
     (lambda data: data(17).batch(8), ["batch 3 .* 1 .* 1 and 0: .*NaN.* 2 or more"]),
-    (lambda data: data(9).batch(5), ["batch 1 .* 5 .* 3 and 2, .*use 4 or 6"]),
+    (lambda data: data(10).batch(5), ["batch 1 .* 5 .* 3 and 2, .*use 4 or 6"]),
     (lambda data: data(24).batch(8).concatenate(data(7).batch(7)), ["batch 4 .* 7 "]),
     later(lambda data: data(13).repeat().batch(8, drop_remainder=True), []),
     later(lambda data: data(17).batch(8).repeat(), ["batch 3 "]),

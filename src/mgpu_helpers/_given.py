@@ -123,10 +123,8 @@ def _filled(model: Any, inputs: Sequence[Input], batch: int, length: Any) -> Any
             f"the model {model.name!r} takes inputs of shape {_shapes(inputs)}, where nothing is "
             f"open that length={length} would say: leave it out."
         )
-    specs = [
-        tf.TensorSpec((None, *(length if n is None else n for n in shape[1:])), dtype)
-        for _, shape, dtype in inputs
-    ]
+    specs = [tf.TensorSpec((None, *(length if n is None else n for n in shape[1:])), dtype)
+             for _, shape, dtype in inputs]  # fmt: skip
     if isinstance(model, keras.Function):
         return keras.tree.pack_sequence_as(model.input, specs), None, None
     return specs[0] if len(specs) == 1 else specs, None, None
@@ -144,10 +142,7 @@ def _of_data(model: Any, inputs: Sequence[Input], data: Any) -> Any:
             "memory.plan."
         )
     x = batch[0]
-    if isinstance(x, dict):
-        taken = [x[name] for name, *_ in inputs if name in x]
-    else:
-        taken = _flat(x)
+    taken = [x[name] for name, *_ in inputs if name in x] if isinstance(x, dict) else _flat(x)
     if inputs and (len(taken) != len(inputs) or not all(map(_fits, taken, inputs))):
         raise ValueError(
             f"the model {model.name!r} takes inputs of shape {_shapes(inputs)}, and the batch that "

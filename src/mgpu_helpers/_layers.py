@@ -149,11 +149,9 @@ def is_taken_apart(node: Any) -> bool:
     """
     model, given = node.operation, _named(node.arguments.args, node.arguments.kwargs)
     more = {name: x for name, x in given.items() if name not in ("inputs", "mask", "training")}
-    return (
-        isinstance(model, keras.Function | keras.Sequential) and model.built
-        and of_keras(type(model).call)
-        and "call" not in vars(model) and not _some(more)
-    )  # fmt: skip
+    ordinary = isinstance(model, keras.Function | keras.Sequential) and model.built
+    own_call = "call" in vars(model) or not of_keras(type(model).call)
+    return bool(ordinary and not own_call and not _some(more))
 
 
 def _named(args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

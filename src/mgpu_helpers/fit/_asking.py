@@ -237,9 +237,8 @@ class _Traced:
         graph = self.wrapped.graph
         check_inside(step, graph)
         self.inputs = graph.inputs[: len(specs)]
-        self.floating = [
-            op for op in graph.get_operations() if op.outputs and op.outputs[0].dtype.is_floating
-        ]
+        self.floating = [op for op in graph.get_operations()
+                         if op.outputs and op.outputs[0].dtype.is_floating]  # fmt: skip
         self.reads = [op.outputs[0] for op in self.floating
                       if op.type == "ReadVariableOp" and not op.control_inputs]  # fmt: skip
         draws = [op.outputs[0] for op in self.floating if op.type.startswith("StatelessRandom")]
@@ -249,13 +248,11 @@ class _Traced:
         # Not those of variables alone, such as the result of a metric, which workers exchange.
         self.of_batch = [made_by(rest, batch_ops) for rest, *_ in step.asked]
         with graph.as_default():
-            self.scalars = [
-                tf.cast(x if of_batch else 0, tf.float64)
-                for each, of_batch in zip(step.asked, self.of_batch, strict=True) for x in each[:2]
-            ]  # fmt: skip
-        self.exchanged = [
-            (x, how) for x, how in step.exchanged if x.graph is graph and made_by(x, batch_ops)
-        ]
+            pairs = zip(step.asked, self.of_batch, strict=True)
+            self.scalars = [tf.cast(x if of_batch else 0, tf.float64)
+                            for each, of_batch in pairs for x in each[:2]]  # fmt: skip
+        self.exchanged = [(x, how) for x, how in step.exchanged
+                          if x.graph is graph and made_by(x, batch_ops)]  # fmt: skip
         wanted = [*self.scalars, *(x for _, x, _ in self.states), *(x for x, _ in self.exchanged)]
         makers = {op for x in wanted for op in made_of(x)}  # of gradients mostly nothing is
         shared = {id(x): x for x in [*step.common, *draws] if x.graph is graph and x.op in makers}

@@ -256,15 +256,14 @@ class _Batch:
 
         state = [scope.get_current_value(v) for v in changed]
         added = kept.begin(slopes) if self.apart else [slope for slope, _ in slopes]
-        with tf.control_dependencies(
-            tf.nest.flatten(added, expand_composites=True)
-        ):  # or the second piece would begin beside the first
+        begun = tf.nest.flatten(added, expand_composites=True)
+        with tf.control_dependencies(begun):  # or the second piece would begin beside the first
             second = tf.constant(1) + 0
         carried = (second, state, [] if self.apart else added, given)
+        shapes = tf.nest.map_structure(_any_rows, carried)
         _, state, added, given = tf.while_loop(
-            lambda i, *_: i < last, body, carried, tf.nest.map_structure(_any_rows, carried),
-            parallel_iterations=1,
-        )  # fmt: skip
+            lambda i, *_: i < last, body, carried, shapes, parallel_iterations=1
+        )
         self.update(changed, state, weights, kept.end(slopes) if self.apart else added)
         return given
 
@@ -408,10 +407,9 @@ class _Sums:
             tensors = _tensors(slope)
             if id(weight) not in self.of:
                 with tf.init_scope(), tf.device(weight.value.device):
-                    self.of[id(weight)] = [
-                        tf.Variable(tf.zeros(0, x.dtype), False, shape=tf.TensorShape(None))
-                        for x in tensors
-                    ]
+                    any_shape = tf.TensorShape(None)
+                    self.of[id(weight)] = [tf.Variable(tf.zeros(0, x.dtype), False, shape=any_shape)
+                                           for x in tensors]  # fmt: skip
             for v, x in zip(self.of[id(weight)], tensors, strict=True):
                 begun.append(v.assign(x, read_value=False))
         return begun

@@ -113,10 +113,8 @@ def _sentences(
     if gradients:
         yield _of_many("gradients", len(one.gradients), gradients, model, on, replicas)
         return
-    state = [
-        {name: _sure(name, x - before[name], done) for name, x in each.state.items()}
-        for each in done
-    ]
+    state = [{name: _sure(name, x - before[name], done) for name, x in each.state.items()}
+             for each in done]  # fmt: skip
     changes = _unlike(state[0], state[1], state[2], near)
     if changes:
         total = sum(bool(x.any()) for x in state[0].values())

@@ -20,7 +20,7 @@ from mgpu_helpers.fit._asking import Refused
 from mgpu_helpers.fit._proof import differences
 from mgpu_helpers.fit.data import batches
 from mgpu_helpers.fit.shares import part_of, size_of
-from mgpu_helpers.fit.trainer import check_model, is_across
+from mgpu_helpers.fit.trainer import check_model, is_across, is_of_fit
 
 # Of a Dataset, which may have no end, at most so many batches and bytes are read.
 MOST_BATCHES, MOST_BYTES = 10_000, 2**30
@@ -61,13 +61,13 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
     if n > 1:
         if laid_out(model) is None:  # else each worker updates its own
             sentences += _of_optimizer(model)
-        if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
+        if not (ours := is_of_fit(model)):  # which cuts, normalizes and adds up rightly
             sentences += [_uneven(i, size, n) for i, size in enumerate(sizes) if size % n][:1]
-            sentences += [*_of_sharding(data), *_of_layers(model), *_of_losses(model, strategy)]
+            sentences += [*_of_layers(model), *_of_losses(model, strategy)]
         elif sizes and (least := min(sizes)) < n:
             sentences.append(_too_small(sizes.index(least), least, n))
             loud += sentences[-1:] if sizes[0] < n else []
-        sentences += _of_order(data)
+        sentences += _of_workers(data, ours)
     several = n > 1 or laid_out(model) is not None
     if proof and several and first is not None and not loud and not strange:
         sentences += _of_step(model, first, n)
@@ -81,7 +81,7 @@ def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
             "the script in one process, where fit.check compares the same layout."
         ]
     rows = int(size_of(batch))
-    if not getattr(model.distribute_strategy, "of_fit", False):
+    if not is_of_fit(model):
         rows -= rows % replicas  # which fit of a plain strategy refuses to begin with
     try:
         return differences(model, part_of(batch, 0, rows)) if rows else []
@@ -121,15 +121,21 @@ def _of_devices(strategy: Any) -> Iterator[str]:
             )
 
 
-def _of_sharding(data: Any) -> Iterator[str]:
-    if not isinstance(data, tf.data.Dataset):
+def _of_workers(data: Any, ours: bool) -> Iterator[str]:
+    """Say what several workers would read otherwise than one; ours reads all on each."""
+    if not isinstance(data, tf.data.Dataset) or not one_of_several_workers():
         return
-    policies = tf.data.experimental.AutoShardPolicy
     policy = data.options().experimental_distribute.auto_shard_policy
-    if one_of_several_workers() and policy == policies.OFF:
+    if not ours and policy == tf.data.experimental.AutoShardPolicy.OFF:
         yield (
             "the auto_shard_policy of the Dataset is OFF, so each worker reads all examples unless "
             "its script takes data.shard(workers, index): set AutoShardPolicy.DATA."
+        )
+    if _shuffles_without_seed(data):
+        yield (
+            "the Dataset shuffles without a seed, so each worker has an order of its own, and some "
+            "examples come twice in a pass and others never: call keras.utils.set_random_seed(1) "
+            "before the Dataset is made, or shuffle(…, seed=1)."
         )
 
 
@@ -209,28 +215,14 @@ def _of_numbers(i: int, batch: Any) -> Iterator[str]:
                 return
 
 
-def _of_order(data: Any) -> Iterator[str]:
-    if not isinstance(data, tf.data.Dataset) or not one_of_several_workers():
-        return
-    if _shuffles_without_seed(data):
-        yield (
-            "the Dataset shuffles without a seed, so each worker has an order of its own, and some "
-            "examples come twice in a pass and others never: call keras.utils.set_random_seed(1) "
-            "before the Dataset is made, or shuffle(…, seed=1)."
-        )
-
-
 def _shuffles_without_seed(data: Any) -> bool:
     """Look into the graph of a Dataset: a shuffle whose two seeds are 0 takes random ones."""
     variant = tf.data.experimental.to_variant(data)
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
     )
-    constants = {
-        node.name: tf.make_ndarray(node.attr["value"].tensor)
-        for node in graph.node
-        if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum
-    }
+    constants = {node.name: tf.make_ndarray(node.attr["value"].tensor) for node in graph.node
+                 if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum}
     shuffles = [node for node in graph.node if node.op.startswith("ShuffleDataset")]
     return any(not any(constants.get(name, 0) for name in node.input[2:4]) for node in shuffles)
 
@@ -248,11 +240,9 @@ def _of_rate(model: Any, sizes: list[int], rate_for: int | None) -> Iterator[str
 
 
 def _of_layers(model: Any) -> Iterator[str]:
-    local = [
-        layer.name
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    ]
+    norms = keras.layers.BatchNormalization
+    local = [layer.name for layer in layers_of(model)
+             if isinstance(layer, norms) and not layer.synchronized]  # fmt: skip
     if local:
         more = f" and {len(local) - 1} more" if len(local) > 1 else ""
         yield (

@@ -143,10 +143,8 @@ def stops(strategy: Any, backup: Any, meet: Callable[[], None]) -> Any:
 def taken(strategy: Any, variables: Any) -> list[list[float]]:
     """Give the values that each replica of this worker has of variables, one after the other."""
     copies = [strategy.experimental_local_results(each.value) for each in variables]
-    return [
-        [float(x) for of_one in copies for x in of_one[i].numpy().ravel()]
-        for i in range(strategy.local)
-    ]
+    return [[float(x) for of_one in copies for x in of_one[i].numpy().ravel()]
+            for i in range(strategy.local)]  # fmt: skip
 
 
 def put(strategy: Any, variables: Any, values: Any) -> None:

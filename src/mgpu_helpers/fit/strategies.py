@@ -211,10 +211,9 @@ def _of(kind: Any) -> Any:
                 return super().run(fn, args, kwargs, options)
 
         def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-            if axis == 0 and all(
-                each.shape.rank == 0 for each in self.experimental_local_results(value)
-            ):  # Keras asks so for a metric of several workers, which TensorFlow refuses
-                axis = None
+            own = self.experimental_local_results(value)
+            if axis == 0 and all(each.shape.rank == 0 for each in own):
+                axis = None  # Keras asks so for a metric of several workers: TensorFlow refuses
             return super().reduce(reduce_op, value, axis)
 
     Strategy.__name__ = kind.__name__
