@@ -170,6 +170,9 @@ class Layout:
 
     def changed(self, **options: Any) -> Layout:
         """Give this layout with other options."""
+        known = [field.name for field in fields(self)]
+        if unknown := sorted(options.keys() - {*known}):
+            raise TypeError(f"a layout has no {unknown[0]!r}: it has {', '.join(known)}.")
         return replace(self, **options)
 
     def __repr__(self) -> str:
