@@ -236,7 +236,8 @@ class Laid:
         vars(model).update(methods)
         if self.across:
             join(model, self.layout)
-        _forget_functions(model)
+        # Keras makes them again: the old ones have the old methods in their graphs.
+        model.train_function = model.test_function = model.predict_function = None
 
     def methods(self) -> dict[str, Any]:
         """Give what the model has in place of its own methods."""
@@ -371,8 +372,3 @@ class Laid:
 
 def _bytes(variable: Any) -> int:
     return int(variable.value.dtype.size * variable.shape.num_elements())
-
-
-def _forget_functions(model: Any) -> None:
-    """Let Keras make its functions again: the old ones have the old methods in their graphs."""
-    model.train_function = model.test_function = model.predict_function = None
