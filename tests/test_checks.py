@@ -84,20 +84,15 @@ def test_an_interrupt_and_a_bug_in_a_check_stay_errors():
         exercise(lambda answer: 1 / 0)(4)
 
 
-@pytest.mark.parametrize(
-    "convert", [lambda value: numbers(value, (2,), "two"), lambda value: listed(value, "two")]
-)
-def test_what_is_returned_is_converted_or_gets_a_hint(tf, convert):
-    assert list(convert((1, 2))) == [1, 2]
-    for bad in (None, "text", object(), np.array(1.0), tf.constant(1.0)):
-        with pytest.raises(NotYet, match="two"):
-            convert(bad)
-
-
-@pytest.mark.parametrize("bad", [[1], [[1], [2, 3]], ["a", "b"], [True, False]])
-def test_other_shapes_and_kinds_are_not_numbers(bad):
-    with pytest.raises(NotYet):
-        numbers(bad, (2,), "two")
+def test_what_is_returned_is_converted_or_gets_a_hint(tf):
+    two = functools.partial(numbers, shape=(2,), way="two")
+    nothing = [None, "text", object(), np.array(1.0), tf.constant(1.0)]
+    other = [[1], [[1], [2, 3]], ["a", "b"], [True, False]]
+    for convert, bad in ((two, nothing + other), (lambda value: listed(value, "two"), nothing)):
+        assert list(convert((1, 2))) == [1, 2]
+        for each in bad:
+            with pytest.raises(NotYet, match="two"):
+                convert(each)
 
 
 def test_same_as_names_the_mistake_of_the_first_case_that_differs(capsys):
@@ -159,18 +154,12 @@ def test_a_mistake_that_a_check_knows_gets_its_hint(plan, capsys, name):
 
 # right answers and wrong ones
 
-TAGGED = {
-    (number, tag): [cell.source for cell in lesson.cells if tag in tags(cell)]
-    for number, lesson in LESSONS.items()
-    for tag in ("exercise", "solution")
-}
-EXERCISES = {
-    f"{number}-{nth}": (number, nth)
-    for number in LESSONS
-    for nth in range(1, len(TAGGED[number, "exercise"]) + 1)
-}
+TAGGED = {(number, tag): [cell.source for cell in lesson.cells if tag in tags(cell)]
+          for number, lesson in LESSONS.items() for tag in ("exercise", "solution")}  # fmt: skip
+EXERCISES = {f"{number}-{nth}": (number, nth) for number in LESSONS
+             for nth, _ in enumerate(TAGGED[number, "exercise"], 1)}  # fmt: skip
 # Of answers that train, or are traced, for long `make test` has so many: the first right ones and
-# the first wrong ones. `make thorough` has the rest, and the solutions, which lessons run as well.
+# the first wrong ones. `make thorough` has the rest; the solutions run in the lessons.
 QUICK = {
     "00-1": (1, 2), "04-1": (1, 4), "04-2": (1, 3), "18-1": (1, 2), "01-1": (1, 3), "06-2": (1, 3),
     "07-2": (1, 2), "11-2": (1, 3), "12-1": (1, 2), "14-2": (1, 2), "19-2": (1, 6), "02-2": (0, 2),
@@ -215,43 +204,36 @@ def judge(number: str, nth: int, answer: tuple[str, ...], folder: Path) -> None:
     runpy.run_path(str(file))
 
 
-def kept_short(answers: list[Any], quick: int, name: str) -> Iterator[Any]:
-    for place, answer in enumerate(answers):
-        long = [pytest.mark.thorough] if place >= quick else []
-        yield pytest.param(*EXERCISES[name], answer, marks=long, id=f"{name}-{place}")
+def answers_to(number: str, nth: int, wrong: bool) -> list[Any]:
+    if wrong:
+        return ANSWERS[number].WRONG.get(nth, [])
+    return [text if isinstance(text, tuple) else (text,) for text in ANSWERS[number].RIGHT[nth]]
 
 
-def right() -> Iterator[Any]:
-    for name, (number, nth) in EXERCISES.items():
-        ours = [text if isinstance(text, tuple) else (text,) for text in ANSWERS[number].RIGHT[nth]]
-        quick = QUICK[name][0] if name in QUICK else len(ours)
-        yield from kept_short([*ours, (solution(number, nth),)], quick, name)
-
-
-def wrong() -> Iterator[Any]:
-    for name, (number, nth) in EXERCISES.items():
-        answers = ANSWERS[number].WRONG.get(nth, [])
-        quick = QUICK[name][1] if name in QUICK else len(answers)
-        yield from kept_short(answers, quick, name)
+def cases(wrong: bool) -> Iterator[Any]:
+    for name, at in EXERCISES.items():
+        for place, answer in enumerate(answers_to(*at, wrong)):
+            quick = name not in QUICK or place < QUICK[name][wrong]
+            marks = [] if quick else [pytest.mark.thorough]
+            yield pytest.param(*at, answer, marks=marks, id=f"{name}-{place}")
 
 
 def test_an_exercise_has_its_check_and_two_right_answers_and_five_wrong_ones():
     checks = {name: f"{at[0]}.{check_of(*at)}" for name, at in EXERCISES.items()}
     assert sorted(checks.values()) == sorted(CHECKS)
     assert {*QUICK} <= {*EXERCISES}
-    for name, (number, nth) in EXERCISES.items():
-        answers = ANSWERS[number]
-        assert len(answers.RIGHT[nth]) >= 1, name  # beside the solution
-        assert len(answers.WRONG.get(nth, [])) + len(mistakes(checks[name])) >= 5, name
+    for name, at in EXERCISES.items():
+        assert len(answers_to(*at, wrong=False)) >= 1, name  # beside the solution
+        assert len(answers_to(*at, wrong=True)) + len(mistakes(checks[name])) >= 5, name
 
 
-@pytest.mark.parametrize("number, nth, answer", list(right()))
+@pytest.mark.parametrize("number, nth, answer", [*cases(wrong=False)])
 def test_a_right_answer_is_accepted(plan, capsys, tmp_path, number, nth, answer):
     judge(number, nth, answer, tmp_path)
     assert capsys.readouterr().out.splitlines()[-1].startswith("yes: ")
 
 
-@pytest.mark.parametrize("number, nth, answer", list(wrong()))
+@pytest.mark.parametrize("number, nth, answer", [*cases(wrong=True)])
 def test_a_wrong_answer_gets_its_hint(plan, capsys, tmp_path, monkeypatch, number, nth, answer):
     *answer, hint = answer
     in_vain = "start all" in hint  # what does not start at once waits for the others up to a limit

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import random
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
 
 import fit_models
-from conftest import run_python
+from conftest import later
 from fit_models import X, Y
 from mgpu_helpers import fit
 from test_fit_ways import WAYS
 
-CASES = [case for case in fit_models.CASES if case not in ("keras_accumulates", "averaged")]
-QUICK = ("own_step",)
-LONG = pytest.mark.thorough
+LONG = {*fit_models.CASES} - {"keras_accumulates", "averaged", "own_step"}
 
 
 def batch_of(tf, given):
-    if isinstance(given["x"], tf.data.Dataset):
-        return next(iter(given["x"]))
-    parts = [given["x"], given["y"], given.get("sample_weight")]
-    there = [each for each in parts if each is not None]
-    return tuple(tf.nest.map_structure(lambda a: tf.constant(a[:10]), each) for each in there)
+    parts = [given[name] for name in ("x", "y", "sample_weight") if name in given]
+    return tuple(tf.nest.map_structure(lambda a: tf.constant(a[:10]), each) for each in parts)
 
 
-def made(case, scope, keras):
+def made(case, strategy, keras):
     keras.utils.set_random_seed(0)
-    with scope:
+    with strategy.scope():
         model, given = fit_models.CASES[case]()
     given = {"x": X, "y": Y, "batch_size": 10, "shuffle": False, "verbose": 0} | given
     if case == "normalized":  # oneDNN gives a convolution of no examples the channels of its input
@@ -45,30 +41,26 @@ def bits(strategy, model):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [
-    pytest.param(case, marks=() if case in QUICK else LONG) for case in CASES
-])  # fmt: skip
+@pytest.mark.parametrize("case", ["own_step", *map(later, sorted(LONG))])
 def test_a_step_of_all_devices_is_one_devices_and_leaves_no_trace(tf, keras, plan, case):
     """A twin that is made after the step, and never compared, trains as the model before and after.
     """
     strategy = fit.strategy(plan)
-    model, given = made(case, strategy.scope(), keras)
+    model, given = made(case, strategy, keras)
     seen = [model.fit(**given | {"epochs": 1}).history]
     before, drawn = bits(strategy, model), (random.getstate(), np.random.get_state()[1].tolist())
     assert fit.check(model, batch_of(tf, given)) == []
     assert bits(strategy, model) == before
     assert (random.getstate(), np.random.get_state()[1].tolist()) == drawn
     seen.append(model.fit(**given).history)
-    twin, given = made(case, strategy.scope(), keras)
+    twin, given = made(case, strategy, keras)
     assert [twin.fit(**given | {"epochs": 1}).history, twin.fit(**given).history] == seen
 
 
 @pytest.mark.parametrize("way, case", [
-    ("shares", "normalized"),
-    *(pytest.param(way, case, marks=LONG) for way, case in (
-        ("pieces", "masks"), ("recompute", "dropped"), ("stages in pieces", "two_of_each"),
-        ("owners, pieces", "positions"), ("layers", "gated"),
-    )),
+    ("shares", "normalized"), later("pieces", "masks"), later("recompute", "dropped"),
+    later("stages in pieces", "two_of_each"), later("owners, pieces", "positions"),
+    later("layers", "gated"),
 ])  # fmt: skip
 def test_a_changed_model_is_compared_with_itself_unchanged(tf, keras, plan, way, case):
     strategy = fit.strategy(plan.devices[:1])
@@ -101,23 +93,17 @@ def test_what_replicas_add_up_is_not_searched_for_variables_and_a_custom_gradien
 
             return times(x)
 
-    searched, walk = [], op_selector.get_backward_walk_ops
-
-    def counted(*args, **named):
-        searched.append(args)
-        return walk(*args, **named)
-
-    monkeypatch.setattr(op_selector, "get_backward_walk_ops", counted)
-    times = []
-    for norm in ([keras.layers.BatchNormalization], []):
+    searched = mock.Mock(wraps=op_selector.get_backward_walk_ops)
+    monkeypatch.setattr(op_selector, "get_backward_walk_ops", searched)
+    times = [0]
+    for first in (keras.layers.BatchNormalization, keras.layers.ReLU):
         with fit.strategy(plan).scope():
-            layers = [*(each() for each in norm), Doubled(), keras.layers.Dense(2)]
+            layers = first(), Doubled(), keras.layers.Dense(2)
             model = keras.Sequential([keras.Input([3]), *layers])
             model.compile("sgd", "mse")
-        searched.clear()
         model.train_on_batch(*numbers)
-        times.append(len(searched))
-    assert times[0] == times[1] > 0
+        times.append(searched.call_count)
+    assert times[2] == 2 * times[1] > 0
     assert fit.check(model, numbers) == []
 
 
@@ -130,28 +116,27 @@ def test_own_statistics_of_each_device_are_another_training(tf, keras, plan):
     assert re.search("of 12 gradients .* by [0-9.]+ times its size", sentences[-1])
 
 
-def own(keras, tf, loss):
-    """Make a model with a train_step of its own, which takes a loss of the squared errors."""
+@pytest.fixture
+def own(keras, tf, plan):
+    """Give what makes a model with a train_step of its own, by a loss of the squared errors."""
 
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(2)
-
-        def call(self, x):
-            return self.dense(x)
-
+    class Own(keras.Sequential):
         def train_step(self, data):
             x, y = data
             with tf.GradientTape() as tape:
-                value = loss((self(x) - y) ** 2)
+                value = self.loss_of((self(x) - y) ** 2)
             weights = self.trainable_variables
             self.optimizer.apply(tape.gradient(value, weights), weights)
             return {"loss": value}
 
-    model = Own()
-    model.compile("sgd")
-    return model
+    def made(loss, strategy=None):
+        with (strategy or fit.strategy(plan)).scope():
+            model = Own([keras.layers.Dense(2)])
+            model.compile("sgd")
+        model.loss_of = loss
+        return model
+
+    return made
 
 
 @pytest.fixture
@@ -163,36 +148,29 @@ def numbers():
 @pytest.mark.parametrize("ours, of, times", [
     (False, "mean", 2), (True, "sum", 2), (True, "mean", 0.5), (True, None, 0),
 ])  # fmt: skip
-def test_the_factor_says_what_was_taken_for_what(tf, keras, plan, plain, numbers, ours, of, times):
+def test_the_factor_says_what_was_taken_for_what(tf, own, plain, numbers, ours, of, times):
     reduce = tf.reduce_sum if (ours, of) == (True, "mean") else tf.reduce_mean
 
     def loss(errors):
         return fit.loss(reduce(errors), of) if ours and of else reduce(errors)
 
-    with (fit.strategy(plan) if ours else plain).scope():
-        model = own(keras, tf, loss)
-    sentences = fit.check(model, numbers)
-    if not times:
-        assert sentences == []
-    else:
-        assert re.search(f"^2 of 2 gradients .* {times} times as large, as where", sentences[-1])
+    sentences = fit.check(own(loss, None if ours else plain), numbers)
+    said = f"^2 of 2 gradients .* {times} times as large, as where"
+    assert re.search(said, sentences[-1]) if times else sentences == []
 
 
-def test_what_depends_on_the_order_in_a_batch_is_not_compared(tf, keras, plan, numbers):
-    with fit.strategy(plan).scope():
-        model = own(keras, tf, lambda e: fit.loss(tf.reduce_sum(e[0]) * 1.0, "sum"))
+def test_what_depends_on_the_order_in_a_batch_is_not_compared(tf, own, numbers):
+    model = own(lambda e: fit.loss(tf.reduce_sum(e[0]) * 1.0, "sum"))
     (sentence,) = fit.check(model, numbers)
     assert "in another order, which" in sentence
 
 
-def test_an_error_in_a_step_leaves_no_trace_either(tf, keras, plan, numbers):
+def test_an_error_in_a_step_leaves_no_trace_either(tf, plan, own, numbers):
     def loss(errors):
         with tf.control_dependencies([tf.debugging.Assert(len(numbers[0]) > 20, ["no"])]):
             return tf.reduce_mean(errors)
 
-    strategy = fit.strategy(plan)
-    with strategy.scope():
-        model = own(keras, tf, loss)
+    strategy, model = fit.strategy(plan), own(loss)
     model(numbers[0])
     before = bits(strategy, model)
     with pytest.raises(tf.errors.InvalidArgumentError):
@@ -201,7 +179,7 @@ def test_an_error_in_a_step_leaves_no_trace_either(tf, keras, plan, numbers):
     assert model.steps_per_execution == 1 and model.train_function is None
 
 
-def test_a_batch_too_large_for_one_device_is_made_small(tf, keras, plan, numbers):
+def test_a_batch_too_large_for_one_device_is_made_small(tf, own, numbers):
     seen = []
 
     def allocated(errors):
@@ -215,78 +193,44 @@ def test_a_batch_too_large_for_one_device_is_made_small(tf, keras, plan, numbers
         much = tf.numpy_function(allocated, [tf.stop_gradient(errors)], tf.float32)
         return fit.loss(tf.reduce_mean(errors) + tf.ensure_shape(much, []), "mean")
 
-    with fit.strategy(plan).scope():
-        model = own(keras, tf, loss)
-    assert fit.check(model, numbers) == []
+    assert fit.check(own(loss), numbers) == []
     assert seen[0] == 20 and 4 in seen
 
 
-@pytest.mark.parametrize("what", ["x", "y"])
-def test_numbers_that_are_none_are_named_with_their_batch(tf, keras, plan, numbers, what):
-    with fit.strategy(plan).scope():
-        model = own(keras, tf, tf.reduce_mean)
-    x, y = (each.copy() for each in numbers)
-    (x if what == "x" else y)[13, 1] = np.nan if what == "x" else np.inf
-    (sentence,) = fit.check(model, tf.data.Dataset.from_tensor_slices((x, y)).batch(8))
+@pytest.mark.parametrize("what, value", [("x", np.nan), ("y", np.inf)])
+def test_numbers_that_are_none_are_named_with_their_batch(tf, own, numbers, what, value):
+    numbers[what == "y"][13, 1] = value
+    halves = [tf.cast(each, "bfloat16") for each in numbers]
+    data = tf.data.Dataset.from_tensor_slices((*halves,)).batch(8)
+    (sentence,) = fit.check(own(tf.reduce_mean), data)
     assert re.search(f"^{what} of batch 2 has 1 number .* example 5", sentence)
 
 
-@pytest.mark.parametrize("which, ours, named", [
-    ("loss", True, "a loss, loss"), ("slope", False, "a weight, own"),
-])  # fmt: skip
 def test_a_loss_that_is_none_on_one_device_too_is_no_difference(
-    tf, keras, plan, plain, numbers, which, ours, named
+    tf, keras, plan, own, plain, numbers
 ):
-    with (fit.strategy(plan) if ours else plain).scope():
-        model = own(keras, tf, lambda errors: tf.reduce_mean(tf.sqrt(0 * errors)))
-        if which == "loss":
-            model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
-            model.compile("sgd", lambda y, p: tf.math.log(-tf.abs(p) - 1))
-    (sentence,) = fit.check(model, numbers)
-    assert named in sentence and "one device as well" in sentence
+    with fit.strategy(plan).scope():
+        none = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+        none.compile("sgd", lambda y, p: tf.math.log(-tf.abs(p) - 1))
+    steep = own(lambda errors: tf.reduce_mean(tf.sqrt(0 * errors)), plain)
+    for model, named in ((none, "a loss, loss"), (steep, "a weight, own")):
+        (sentence,) = fit.check(model, numbers)
+        assert named in sentence and "one device as well" in sentence
 
 
 def test_equal_examples_behind_a_norm_are_no_difference(keras, plan):
     """It normalizes rounding alone, which replicas round otherwise."""
+    layers = keras.layers
     with fit.strategy(plan).scope():
-        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
-        model.add(keras.layers.BatchNormalization())
-        model.add(keras.layers.Dense(2))
+        norm = layers.BatchNormalization()
+        model = keras.Sequential([keras.Input([3]), layers.Dense(4), norm, layers.Dense(2)])
         model.compile("adam", "mse")
     draw = np.random.default_rng(0).normal
     assert fit.check(model, tuple(np.tile(draw(size=k), (10, 1)).astype("f") for k in (3, 2))) == []
 
 
-def test_a_model_outside_and_a_batch_that_is_too_small_are_named(tf, keras, plan, numbers):
-    model = own(keras, tf, tf.reduce_mean)
-    (sentence,) = fit.check(model, numbers)
+def test_a_model_outside_and_a_batch_that_is_too_small_are_named(tf, own, numbers):
+    (sentence,) = fit.check(own(tf.reduce_mean, tf.distribute.get_strategy()), numbers)
     assert "in no scope" in sentence
-    with fit.strategy(plan).scope():
-        model = own(keras, tf, tf.reduce_mean)
-    (sentence,) = fit.check(model, tuple(each[:1] for each in numbers))
+    (sentence,) = fit.check(own(tf.reduce_mean), tuple(each[:1] for each in numbers))
     assert "1 example for 2 replicas" in sentence
-
-
-SCRIPT = """
-import sys
-import keras, numpy as np
-keras.utils.set_random_seed(0)
-model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4), keras.layers.Dropout(0.5)])
-model.compile("adam", "mse")
-x = np.random.rand(12, 3)
-print(sys.argv[1:], model.fit(x, x @ np.ones([3, 4]), verbose=0).history)
-"""
-
-
-@LONG
-def test_a_script_is_checked_before_it_trains(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    code = "import sys; from mgpu_helpers.__main__ import main; sys.exit(main({}))"
-    runs = [
-        run_python(code.format([str(script), *options, "--epochs", "3"]), MGPU_MODE="cores")
-        for options in ([], ["--check"])
-    ]
-    assert runs[0].stdout == runs[1].stdout and "['--epochs', '3']" in runs[0].stdout
-    told = "does on all devices what it does on one"
-    assert told in runs[1].stderr and told not in runs[0].stderr

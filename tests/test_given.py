@@ -58,16 +58,9 @@ def test_data_as_fit_takes_them_say_all_sizes(tf, keras, plan, text):
     assert found.took == "ids 48, mask 48, labels 48, sample weights 48" and found.batch == 16
     assert repr(found).endswith(f"\nan example has {found.took}")
 
-    class Sequence(keras.utils.PyDataset):
-        def __len__(self):
-            return 2
-
-        def __getitem__(self, i):
-            return data
-
     dataset = tf.data.Dataset.from_tensor_slices(data).batch(16)
     specs = keras.tree.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), data)
-    for other in (dataset, Sequence(), specs):
+    for other in (dataset, [data], specs):
         assert memory.predict(text, other) == found
     short = memory.predict(text, 8, length=dataset)  # of as many examples as were asked for
     assert (short.batch, short.took) == (8, found.took) and short.total < found.total
@@ -83,24 +76,17 @@ def test_a_length_is_what_all_open_sizes_are(keras, text):
     assert 4 * short.flops < long.flops and long.name == "text ids 64, mask 64"
 
 
-@pytest.mark.parametrize("kind", ["images", later("recurrent")])
-def test_other_models_of_open_sizes_are_counted_as_they_are_traced(tf, keras, plan, kind):
-    layers, images = keras.layers, kind == "images"
+def test_images_of_open_sizes_are_counted_as_they_are_traced(tf, keras, plan):
+    layers = keras.layers
     with tf.device(plan.devices[0]):
-        if images:
-            given, shape = keras.Input((None, None, 3)), (8, 40, 60, 3)
-            x = layers.Conv2D(16, 3, activation="relu")(layers.Conv2D(16, 3)(given))
-            x = layers.GlobalAveragePooling2D()(x)
-        else:
-            given, shape = keras.Input((None, 16)), (32, 40, 16)
-            x = layers.LSTM(64)(given)
-        model = keras.Model(given, layers.Dense(2)(x))
+        model = keras.Sequential([
+            keras.Input((None, None, 3)), layers.Conv2D(16, 3), layers.Conv2D(16, 3, 1, "same"),
+            layers.ReLU(), layers.GlobalAveragePooling2D(), layers.Dense(2),
+        ])  # fmt: skip
     model.compile("adam", "mse")
-    data = np.ones(shape, "f"), np.ones((shape[0], 2), "f")
-    found = counted(plan, model, data)
-    assert found.took == ("x 40x60x3, labels 2" if images else "x 40x16, labels 2")
-    square = memory.predict(model, shape[0], length=40).total
-    assert square < found.total if images else square == found.total
+    found = counted(plan, model, (np.ones((8, 40, 60, 3), "f"), np.ones((8, 2), "f")))
+    assert found.took == "x 40x60x3, labels 2"
+    assert memory.predict(model, 8, length=40).total < found.total
 
 
 def test_strings_are_taken_by_what_prepares_them(keras, text):
@@ -134,34 +120,19 @@ def test_a_plan_for_several_lengths_shows_how_each_way_grows(keras, text):
     assert "An example has ids 64, mask 64." in lines
 
 
-def dense(*shape):
-    import keras
-
-    return keras.Sequential([*([keras.Input(shape)] if shape else []), keras.layers.Dense(2)])
-
-
 @pytest.mark.parametrize("call, said", [
-    (lambda m: memory.predict(print, 8), "not a Keras model"),
-    (lambda m: memory.fits(dense(), 1e9), "no weights yet"),
-    (lambda m: memory.predict(dense(4), 8, length=8), "nothing is open that length=8 would say"),
     (lambda m: memory.predict(m, 8), "give length=…"),
     (lambda m: memory.plan(m, 8, 2), "give length=…"),
     (lambda m: memory.fits(m, 1e9), "give length=…"),
     (lambda m: scaling.Workload.of(m), "give length=…"),
-    (lambda m: memory.predict(m, 8, length=0), "length=0"),
     (lambda m: memory.predict(m, sentences(8, 16), length=8), "leave it out"),
-    (lambda m: memory.predict(m, (np.zeros((8, 4), "i"), np.zeros(8))), r"ids|\(8, 4\)"),
     (lambda m: memory.predict(m, ({"ids": np.zeros((8, 4, 2)), "mask": np.zeros((8, 4))},)),
      r"takes inputs of shape \(None, None\), \(None, None\), .* has \(8, 4, 2\), \(8, 4\)"),
-    (lambda m: memory.predict(m, sentences(8, 16)[0]), "as a tuple"),
-    (lambda m: memory.predict(m, [16, 32]), "no batch"),
     (lambda m: memory.predict(m, (sentences(8, 16)[0], np.zeros((4, 16)))), "as many examples"),
-    (lambda m: memory.predict(m, []), "0 batches"),
 ])  # fmt: skip
 def test_what_says_no_sizes_is_refused_with_the_remedy(text, call, said):
-    with pytest.raises((ValueError, TypeError), match=said) as raised:
+    with pytest.raises(ValueError, match=said):
         call(text)
-    assert "\n" not in str(raised.value)
 
 
 # Fine-tuned
@@ -172,25 +143,19 @@ def tuned(keras, kind):
 
     Those of 8 are cast to 32 for the way back as soon as a step begins, which is half of it.
     """
-    given = keras.Input((None,), dtype="int32")
-    words = keras.layers.Embedding(2000, 256)
+    given, words = keras.Input((None,), dtype="int32"), keras.layers.Embedding(2000, 256)
+    dense = [keras.layers.Dense(*each) for each in ((1024, "relu"), (256,)) * 2]
     x = words(given)
-    for _ in range(2):
-        x = keras.layers.Dense(256)(keras.layers.Dense(1024, "relu")(x))
+    for layer in dense:
+        x = layer(x)
     # As language models have it, the table of words again.
-    logits = keras.ops.matmul(x, keras.ops.transpose(words.embeddings))
-    model = keras.Model(given, logits)
-    if kind != "full":
-        for layer in model.layers[1:]:
-            layer.trainable = False
-            if isinstance(layer, keras.layers.Dense):
-                layer.trainable = True
-                layer.enable_lora(4)
-                layer.bias.trainable = False
-    if kind == "int8":
-        for layer in model.layers:
-            if isinstance(layer, keras.layers.Dense):
-                layer.quantize("int8")
+    model = keras.Model(given, keras.ops.matmul(x, keras.ops.transpose(words.embeddings)))
+    words.trainable = kind == "full"
+    for layer in dense if kind != "full" else []:
+        layer.enable_lora(4)
+        layer.bias.trainable = False
+        if kind == "int8":
+            layer.quantize("int8")
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
@@ -203,12 +168,10 @@ def test_what_is_not_trained_has_no_slots_and_no_gradients(tf, keras, plan, kind
     found = counted(plan, model, (x, x))
     trained = 4 * sum(v.shape.num_elements() for v in model.trainable_variables)
     assert found.slots == pytest.approx(2 * trained, abs=100) and found.gradients <= 1.6 * trained
-    way, *_ = (advice := memory.plan(model, (x, x), budget=1)).ways
-    assert way.held == pytest.approx(found.total, rel=0.1)
-    notes = " ".join(advice.notes)
-    assert ("enable_lora" in notes, "others have no gradients" in notes) == (
-        (True, False) if kind == "full" else (False, True)
-    )
+    advice = memory.plan(model, (x, x), budget=1)
+    assert advice.ways[0].held == pytest.approx(found.total, rel=0.1)
+    for said, wanted in (("enable_lora", True), ("others have no gradients", False)):
+        assert (said in " ".join(advice.notes)) == (wanted == (kind == "full"))
 
 
 # Too large
@@ -235,9 +198,9 @@ def test_a_script_builds_what_this_machine_could_not_hold(keras, tmp_path, capsy
         "    model.quantize('int8')\n"
         "    return model, (np.zeros((6, 5, 8), 'f'),)\n"
     )
-    run = ["plan", f"{script}:large", "--budget", "80GB", "--batch", "4", "--length"]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert main([*run, "16", "32"]) == 1
+    run = ["plan", f"{script}:large", "--budget", "80GB", "--batch", "4"]
+    assert main([*run, "--length", "16", "32"]) == 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 1e6  # kB
     out = capsys.readouterr().out
     assert "the weights alone are 400 GB" in out and "at 16" in out

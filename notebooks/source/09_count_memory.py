@@ -273,6 +273,6 @@ checks.keeps_one(train)
 #
 # Count with `memory.predict` before you train, and take the first line of `memory.plan` that fits.
 # If your inputs have different lengths, count with the longest. If you have no model yet, the
-# [calculator](../docs/calculator.md) counts from a number of parameters, and compares grids of GPUs.
+# [calculator](../docs/calculator.md) counts from a number of parameters and compares grids.
 #
 # Next: [[next]].

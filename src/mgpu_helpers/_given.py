@@ -8,6 +8,7 @@ from numbers import Number
 from typing import Any
 
 from mgpu_helpers._formatting import whole_number
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import ready
 
 Input = tuple[str, tuple[int | None, ...], str]  # a name, a shape and a type
@@ -24,9 +25,6 @@ class Given:
     @property
     def specs(self) -> Any:
         """Describe the batch as (x, y, weights); None for what is not known."""
-        import keras
-        import tensorflow as tf
-
         return keras.tree.map_structure(
             lambda x: x and tf.TensorSpec((self.batch, *x.shape[1:]), x.dtype), self.example
         )
@@ -61,8 +59,6 @@ def first_batch(data: Any, model: Any = None) -> Any:
 
     A model of KerasHub that has a preprocessor is given what that makes of it.
     """
-    import keras
-
     prepare = getattr(model, "preprocess_samples", keras.utils.pack_x_y_sample_weight)
     if isinstance(data, tuple):
         return prepare(*data)
@@ -86,8 +82,6 @@ def _whole(batch: Any) -> int:
 
 
 def _flat(tree: Any) -> list[Any]:
-    import keras
-
     return [each for each in keras.tree.flatten(tree) if each is not None]
 
 
@@ -103,8 +97,6 @@ def _inputs(model: Any) -> list[Input]:
 
 def _check_batch(model: Any, inputs: Sequence[Input], batch: int) -> None:
     """Refuse a batch of another size than the one that the model was made for."""
-    import keras
-
     # A Sequential without Input has the size of the batch that it was first called on.
     stateful = any(getattr(layer, "stateful", False) for layer in getattr(model, "layers", ()))
     own = {shape[0] for _, shape, _ in inputs} - {None, batch}
@@ -117,9 +109,6 @@ def _check_batch(model: Any, inputs: Sequence[Input], batch: int) -> None:
 
 def _filled(model: Any, inputs: Sequence[Input], batch: int, length: Any) -> Any:
     """Describe an example from what the model says, with one length for all that is open."""
-    import keras
-    import tensorflow as tf
-
     if length is not None:
         length = whole_number("length", length, "what the open sizes of inputs are", 1)
     known = inputs and all(isinstance(n, int) for _, shape, _ in inputs for n in shape[1:])
@@ -134,10 +123,8 @@ def _filled(model: Any, inputs: Sequence[Input], batch: int, length: Any) -> Any
             f"the model {model.name!r} takes inputs of shape {_shapes(inputs)}, where nothing is "
             f"open that length={length} would say: leave it out."
         )
-    specs = [
-        tf.TensorSpec((None, *(length if n is None else n for n in shape[1:])), dtype)
-        for _, shape, dtype in inputs
-    ]
+    specs = [tf.TensorSpec((None, *(length if n is None else n for n in shape[1:])), dtype)
+             for _, shape, dtype in inputs]  # fmt: skip
     if isinstance(model, keras.Function):
         return keras.tree.pack_sequence_as(model.input, specs), None, None
     return specs[0] if len(specs) == 1 else specs, None, None
@@ -145,9 +132,6 @@ def _filled(model: Any, inputs: Sequence[Input], batch: int, length: Any) -> Any
 
 def _of_data(model: Any, inputs: Sequence[Input], data: Any) -> Any:
     """Describe an example as the first batch has it."""
-    import keras
-    import tensorflow as tf
-
     batch = keras.utils.unpack_x_y_sample_weight(first_batch(data, model))
     leaves = _flat(batch)
     sizes = {each.shape[0] if len(each.shape) else None for each in leaves if _has_shape(each)}
@@ -158,10 +142,7 @@ def _of_data(model: Any, inputs: Sequence[Input], data: Any) -> Any:
             "memory.plan."
         )
     x = batch[0]
-    if isinstance(x, dict):
-        taken = [x[name] for name, *_ in inputs if name in x]
-    else:
-        taken = _flat(x)
+    taken = [x[name] for name, *_ in inputs if name in x] if isinstance(x, dict) else _flat(x)
     if inputs and (len(taken) != len(inputs) or not all(map(_fits, taken, inputs))):
         raise ValueError(
             f"the model {model.name!r} takes inputs of shape {_shapes(inputs)}, and the batch that "
@@ -179,8 +160,6 @@ def _has_shape(each: Any) -> bool:
 
 def _type(each: Any) -> str:
     """Name the type that fit makes of an array."""
-    import keras
-
     kind = keras.backend.standardize_dtype(each.dtype)
     plain = type(each).__module__ == "numpy"
     return keras.config.floatx() if plain and kind.startswith("float") else kind

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import graph_of, takes_training
 from mgpu_helpers._names import of_keras
 
@@ -43,8 +44,6 @@ class Call:
     @property
     def variables(self) -> list[Any]:
         """List the variables of the layer, and those that it is given."""
-        import keras
-
         given = keras.tree.flatten((self.node.arguments.args, self.node.arguments.kwargs))
         every = [*getattr(self.operation, "variables", ()),
                  *(x for x in given if isinstance(x, keras.Variable))]  # fmt: skip
@@ -89,14 +88,10 @@ class LayerGraph:
 
     def flat(self, inputs: Any) -> dict[Value, Any]:
         """Give what the model is called with, by what the calls know it as."""
-        import keras
-
         return dict(zip(self.inputs, keras.tree.flatten(self.entry(inputs)), strict=True))
 
     def packed(self, outputs: Sequence[Any]) -> Any:
         """Give the outputs in the structure that the model gives them in."""
-        import keras
-
         output = self.graph.output
         return keras.tree.pack_sequence_as(output, outputs) if len(outputs) > 1 else outputs[0]
 
@@ -143,8 +138,6 @@ def _floats(value: Value) -> bool:
 
 def _entry(graph: Any) -> Any:
     """Make what takes what a model takes, and gives it as the flat list of the model's inputs."""
-    import keras
-
     return keras.Model(graph.input, graph.inputs, name=graph.name)
 
 
@@ -154,15 +147,11 @@ def is_taken_apart(node: Any) -> bool:
     One with a call of its own, or that is given more than inputs and their masks, is run as a
     layer.
     """
-    import keras
-
     model, given = node.operation, _named(node.arguments.args, node.arguments.kwargs)
     more = {name: x for name, x in given.items() if name not in ("inputs", "mask", "training")}
-    return (
-        isinstance(model, keras.Function | keras.Sequential) and model.built
-        and of_keras(type(model).call)
-        and "call" not in vars(model) and not _some(more)
-    )  # fmt: skip
+    ordinary = isinstance(model, keras.Function | keras.Sequential) and model.built
+    own_call = "call" in vars(model) or not of_keras(type(model).call)
+    return bool(ordinary and not own_call and not _some(more))
 
 
 def _named(args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,17 +161,11 @@ def _named(args: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
 
 def _some(given: Any) -> bool:
     """Say whether there is anything but None, as in a dict of masks that no input has."""
-    import keras
-
     return any(x is not None for x in keras.tree.flatten(given))
 
 
-def run_calls(
-    calls: Sequence[Call], values: dict[Value, Any], training: Any
-) -> dict[Value, Any]:
+def run_calls(calls: Sequence[Call], values: dict[Value, Any], training: Any) -> dict[Value, Any]:
     """Run calls of layers as Keras does, with the values that they take; give all values."""
-    import keras
-
     for call in calls:
         args, named = arguments(call, values)
         operation = call.operation
@@ -196,8 +179,6 @@ def run_calls(
 
 def _inside(models: Sequence[str]) -> Any:
     """Open the scope of models inside the model, as Keras names it: each with a number."""
-    import tensorflow as tf
-
     if not models:
         return contextlib.nullcontext()
     here = tf.get_current_name_scope()
@@ -225,9 +206,7 @@ def used_later(
 def taken(calls: Sequence[Call]) -> list[Value]:
     """List what calls take that they have not made."""
     made = {value for call in calls for value in call.gives}
-    return list(dict.fromkeys(
-        value for call in calls for value in call.takes if value not in made
-    ))  # fmt: skip
+    return list(dict.fromkeys(value for call in calls for value in call.takes if value not in made))
 
 
 def variables_of(calls: Sequence[Call]) -> list[Any]:

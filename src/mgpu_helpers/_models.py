@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._names import of_keras
 
 NAME = "laid_out"  # of what a model holds of ours
@@ -76,8 +77,6 @@ def ready(
 
 def check_call(model: Any) -> None:
     """Raise ValueError for a model without a call, such as a GAN."""
-    import keras
-
     if type(model).call in (keras.Layer.call, keras.Model.call):
         inside = [key for key, each in vars(model).items() if isinstance(each, keras.Model)]
         raise ValueError(
@@ -89,9 +88,6 @@ def check_call(model: Any) -> None:
 
 def _makes_weights(model: Any) -> bool:
     """Say whether a built model has weights; make those that `build` has left to its first call."""
-    import keras
-    import tensorflow as tf
-
     if all(layer.built for layer in _private.layers_of(model)):
         return True
     shape = (model.get_build_config() or {}).get("input_shape")
@@ -104,8 +100,6 @@ def _makes_weights(model: Any) -> bool:
 
 
 def _check_functional(model: Any) -> None:
-    import keras
-
     kind = type(model).__name__
     if not isinstance(model, keras.Function | keras.Sequential):
         raise TypeError(
@@ -139,8 +133,6 @@ def instead(of: Any, **methods: Any) -> Iterator[None]:
 
 def graph_of(model: Any) -> Any:
     """Give a functional or Sequential model as a functional one of the same layers."""
-    import keras
-
     if not isinstance(model, keras.Sequential):
         return model
     outputs = model.outputs if len(model.outputs) > 1 else model.outputs[0]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit._workers import compare
 from mgpu_helpers.fit.strategies import by_worker
@@ -53,8 +54,6 @@ def _of_metrics(model: Any) -> Iterator[Any]:
 
 def _send_state(model: Any, strategy: Any) -> None:
     """Give all workers the numbers that worker 0 has."""
-    import tensorflow as tf
-
     kept = [model.variables, *(each.variables for each in optimizers_of(model))]
     by_type: dict[str, dict[int, Any]] = {}  # those of one type go in one pack
     for variable in itertools.chain(*kept):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._names import of_keras
 from mgpu_helpers.fit._kinds import (
     MEAN,
@@ -68,8 +69,6 @@ def build_by_step(function: Callable[[Any], Any], specs: Any, strategy: Any) -> 
 
     Keras makes them by the model's call, which a GAN has not.
     """
-    import tensorflow as tf
-
     made: dict[str, int] = {}
 
     def named_apart(create: Callable[..., Any], **settings: Any) -> Any:
@@ -139,8 +138,6 @@ def ask_parts(
     make. variables is for pieces: it gives their names by handles, "" where they may be changed,
     and handles of what an optimizer updates.
     """
-    import tensorflow as tf
-
     step, may, begin = Step(None, own, _Parts(), pieces=True), list[Ways](), 0
 
     def asked(data: Any) -> None:
@@ -203,8 +200,6 @@ def _check_variables(traced: _Traced, names: dict[int, str], updated: set[int]) 
 
 def _number(x: Any) -> Any:
     """Make one number of many, which shows whether each of them is a mean or a sum."""
-    import tensorflow as tf
-
     if not (x.dtype.is_floating or x.dtype.is_integer):
         return tf.zeros([])
     weights = 1 + _noise(x.shape) if x.shape.is_fully_defined() else 1.0
@@ -218,8 +213,6 @@ class _Traced:
     """
 
     def __init__(self, function: Any, batch: Any, step: Step, metrics: Any = None) -> None:
-        import tensorflow as tf
-
         batch = tf.nest.map_structure(
             lambda x: tf.convert_to_tensor(x) if isinstance(x, np.ndarray) else x, batch
         )
@@ -244,9 +237,8 @@ class _Traced:
         graph = self.wrapped.graph
         check_inside(step, graph)
         self.inputs = graph.inputs[: len(specs)]
-        self.floating = [
-            op for op in graph.get_operations() if op.outputs and op.outputs[0].dtype.is_floating
-        ]
+        self.floating = [op for op in graph.get_operations()
+                         if op.outputs and op.outputs[0].dtype.is_floating]  # fmt: skip
         self.reads = [op.outputs[0] for op in self.floating
                       if op.type == "ReadVariableOp" and not op.control_inputs]  # fmt: skip
         draws = [op.outputs[0] for op in self.floating if op.type.startswith("StatelessRandom")]
@@ -256,13 +248,11 @@ class _Traced:
         # Not those of variables alone, such as the result of a metric, which workers exchange.
         self.of_batch = [made_by(rest, batch_ops) for rest, *_ in step.asked]
         with graph.as_default():
-            self.scalars = [
-                tf.cast(x if of_batch else 0, tf.float64)
-                for each, of_batch in zip(step.asked, self.of_batch, strict=True) for x in each[:2]
-            ]  # fmt: skip
-        self.exchanged = [
-            (x, how) for x, how in step.exchanged if x.graph is graph and made_by(x, batch_ops)
-        ]
+            pairs = zip(step.asked, self.of_batch, strict=True)
+            self.scalars = [tf.cast(x if of_batch else 0, tf.float64)
+                            for each, of_batch in pairs for x in each[:2]]  # fmt: skip
+        self.exchanged = [(x, how) for x, how in step.exchanged
+                          if x.graph is graph and made_by(x, batch_ops)]  # fmt: skip
         wanted = [*self.scalars, *(x for _, x, _ in self.states), *(x for x, _ in self.exchanged)]
         makers = {op for x in wanted for op in made_of(x)}  # of gradients mostly nothing is
         shared = {id(x): x for x in [*step.common, *draws] if x.graph is graph and x.op in makers}
@@ -273,8 +263,6 @@ class _Traced:
 
     def examples(self, begin: int, end: int) -> list[Any]:
         """Give the tensors of some of the batch's examples."""
-        import tensorflow as tf
-
         leaves = tf.nest.flatten(part_of(self.batch, begin, end), expand_composites=True)
         return [leaves[k] for k in self.tensors]
 
@@ -315,8 +303,6 @@ def check_inside(step: Step, graph: Any) -> None:
 
 def _asked(traced: _Traced) -> list[Asked]:
     """Compute the scalars of a step for two parts of a batch and for both, and judge them."""
-    import tensorflow as tf
-
     step, first, size = traced.step, traced.first, traced.size
     if not step.asked and not traced.states and not traced.exchanged:
         return []
@@ -388,8 +374,6 @@ def _near(a: Any, b: Any, tolerance: float) -> bool:
 
 def own_losses(model: Any) -> bool:
     """Say whether a loss of compile may give another number than one for each example, or both."""
-    import keras
-
     each_loss = keras.tree.flatten(getattr(model, "loss", None))
     for each in each_loss:
         if isinstance(each, keras.losses.Loss) and not of_keras(type(each).__call__):
@@ -409,8 +393,6 @@ def may_be_no_mean(loss: Any) -> bool:
 
 def own_metrics(model: Any) -> list[Any]:
     """List the metrics of a model whose updates are not Keras's."""
-    import keras
-
     every = list(model.metrics)
     for each in every:
         every += getattr(each, "metrics", [])
@@ -444,8 +426,6 @@ def _replica(strategy: Any) -> Iterator[None]:
 
 def _alone(step: Step) -> Any:
     """Trace what one device computes, in a scope of a strategy or where one is the default, too."""
-    import tensorflow as tf
-
     with tf.Graph().as_default():
         context = tf.distribute.get_replica_context()
     # A piece of a batch has nothing in common with the others.
@@ -454,8 +434,6 @@ def _alone(step: Step) -> Any:
 
 def _exchanging(strategy: Any, of_means: Callable[[Any], Any]) -> Any:
     """Make the context of a replica that knows what is the whole batch's in what it computes."""
-    import tensorflow as tf
-
     class Replica(tf.distribute.ReplicaContext):
         def all_reduce(self, op: Any, value: Any, options: Any = None) -> Any:
             return exchanged(value, ADDS if is_sum(op) else AVERAGES)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import arguments
 from mgpu_helpers._train import HOST, home_of
 from mgpu_helpers.fit._asking import EACH, GIVES, LAST, Ways, ask_parts
@@ -30,9 +31,6 @@ from mgpu_helpers.towers.shards import check_rows, like, rows
 
 def composed(laid: Any, args: Any, named: dict[str, Any]) -> Any:
     """Call a model as its layout says."""
-    import keras
-    import tensorflow as tf
-
     model, training = laid.model, named.get("training")
     trained, kept = model.trainable_variables, model.non_trainable_variables
     segments = laid.segments(training)
@@ -84,8 +82,6 @@ def composed(laid: Any, args: Any, named: dict[str, Any]) -> Any:
 
 def ways_of(laid: Any, args: Any, named: dict[str, Any]) -> list[str]:
     """Find out, once, how what layers add to the loss for parts of a batch is put together."""
-    import keras
-
     training = named.get("training")
     segments, devices = laid.segments(training), laid.layout.rows[0]
     used, known = columns(segments, len(devices)), kept_as_known(laid.model)
@@ -113,8 +109,6 @@ def _of_loss(x: Any) -> Ways:
 
 def where_it_is(laid: Any, args: Any, named: dict[str, Any]) -> Any:
     """Train a model where it is, also in a replica of a strategy, with its segments run twice."""
-    import keras
-
     segments = laid.segments(True)
     row = Row(0, (None,), columns(segments, 1))
     row.begin(laid.graph.flat(masked(args, named)))
@@ -140,8 +134,6 @@ def forward(
     sizes: Sequence[Any], training: Any, piece: int,
 ) -> list[Made]:  # fmt: skip
     """Run all rows, segment by segment, so that they can meet at a BatchNormalization."""
-    import tensorflow as tf
-
     if not segments[0].calls:
         whole: list[Made] = []
         for row, (args, named), size in zip(each_row, given, sizes, strict=True):
@@ -170,16 +162,11 @@ def forward(
 
 def _some(size: Any) -> Any:
     """Give a size that may be 0, None for one that is not."""
-    import tensorflow as tf
-
     return None if not tf.is_tensor(size) and size else size
 
 
 def _whole(laid: Any, row: Row, segment: Segment, args: Any, named: Any, size: Any) -> Made:
     """Run a model by its own call."""
-    import keras
-    import tensorflow as tf
-
     row.losses = []
     with row.reading(0, segment.variables, _some(size), row.names) as scope, scope:
         outputs = laid.original(*args, **named)
@@ -190,9 +177,6 @@ def _whole(laid: Any, row: Row, segment: Segment, args: Any, named: Any, size: A
 
 def met(segment: Segment, each_row: Sequence[Row], sizes: Sequence[Any]) -> tuple[Any, Any]:
     """Compute mean and variance of what all rows give a BatchNormalization, on the first one."""
-    import keras
-    import tensorflow as tf
-
     call = segment.calls[0]
     layer, means, variances, counts = call.operation, [], [], []
     for row, size in zip(each_row, sizes, strict=True):
@@ -223,8 +207,6 @@ def keep(each_row: Sequence[Row], held: Sequence[Any]) -> None:
 
     What cannot be averaged, such as how often a seed was used, is the first row's.
     """
-    import tensorflow as tf
-
     with _private.without_autocast():
         for key, (variable, value) in each_row[0].state.items():
             every = [row.state[key][1] for row in each_row]
@@ -246,13 +228,10 @@ def backward(
     They are computed where the forward pass was: first for what each part has given, then back
     through the rows, piece by piece.
     """
-    import tensorflow as tf
-
     given = [[x for x in _with_logits(each) if x.dtype.is_floating] for each in made]
     starts = [x for each in given for x in each]
-    slopes = dict(zip(
-        (x.ref() for x in starts), _gradients(ends, starts, by, starts), strict=True
-    ))  # fmt: skip
+    of_starts = _gradients(ends, starts, by, starts)
+    slopes = {x.ref(): slope for x, slope in zip(starts, of_starts, strict=True)}
     reads = [(v, row.read[d][id(v)], device) for v in trained for row in each_row
              for d, device in enumerate(row.devices) if id(v) in row.read[d]]  # fmt: skip
     found: dict[int, Any] = {}  # by the number of what was read
@@ -296,8 +275,6 @@ def as_alone(total: Any, *gradients: Any) -> Any:
 
     So a step is skipped, and the loss scaled less, when one device would do so.
     """
-    import tensorflow as tf
-
     if not any(isinstance(g, tf.Tensor) and _of_halves(g) for g in gradients):  # or sparse, or None
         return total
     half = tf.cast(total, tf.float16)
@@ -306,8 +283,6 @@ def as_alone(total: Any, *gradients: Any) -> Any:
 
 def _of_halves(gradient: Any) -> bool:
     """Say whether a gradient was made in float16, or added up from some that were."""
-    import tensorflow as tf
-
     op = gradient.op
     if op.type == "Cast":
         return op.inputs[0].dtype == tf.float16
@@ -316,8 +291,6 @@ def _of_halves(gradient: Any) -> bool:
 
 def _with_logits(made: Made) -> list[Any]:
     """List what a row has given, with what a softmax or sigmoid has made it of."""
-    import keras
-
     flat = keras.tree.flatten(made.outputs)
     logits = [x for y in flat if (x := _private.logits_of(y)) is not None]
     return [*flat, *logits, *made.losses]
@@ -330,8 +303,6 @@ def _gradients(
 
     So what a gradient for logits is goes there once, also where their softmax is used as well.
     """
-    import tensorflow as tf
-
     return list(tf.compat.v1.gradients(
         ys, xs, by, colocate_gradients_with_ops=True, stop_gradients=stop
     ))  # fmt: skip
@@ -339,8 +310,6 @@ def _gradients(
 
 def masked(args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """Give the inputs of a call, and put on them the masks that Keras gives beside them."""
-    import keras
-
     inputs = args[0] if args else named["inputs"]
     if (masks := named.get("mask")) is not None:
         for x, mask in zip(*map(keras.tree.flatten, (inputs, masks)), strict=True):
@@ -356,9 +325,6 @@ def cut(
 
     One of the batches twice would count its slope twice: each is a tensor of its own.
     """
-    import keras
-    import tensorflow as tf
-
     leaves = [tf.convert_to_tensor(x) if isinstance(x, np.ndarray) else x
               for x in keras.tree.flatten((args, named))]  # fmt: skip
     batches = [k for k, x in enumerate(leaves) if tf.is_tensor(x) and x.shape.rank != 0]
@@ -377,8 +343,6 @@ def cut(
 
 def _size(model: Any, xs: Sequence[Any]) -> Any:
     """Give the number of examples of what a model is called with."""
-    import tensorflow as tf
-
     sizes = sorted(map(rows, xs), key=tf.is_tensor)  # what is known first
     known = [size for size in sizes if not tf.is_tensor(size)]
     if not known and not sizes or len({*known}) > 1 or 0 in known:
@@ -397,15 +361,11 @@ def _cut(x: Any, sizes: Sequence[Any]) -> list[Any]:
 
 
 def _most(size: Any, least: int) -> Any:
-    import tensorflow as tf
-
     return tf.maximum(size, least) if tf.is_tensor(size) else max(size, least)
 
 
 def _joined(column: Sequence[Any], sizes: Sequence[Any]) -> Any:
     """Join what the towers made, without what stands in place of a shard."""
-    import tensorflow as tf
-
     some = tf.minimum if tf.is_tensor(sizes[0]) else min
     return tf.concat([x[: rows(x) * some(n, 1)] for x, n in zip(column, sizes, strict=True)], 0)
 
@@ -423,9 +383,6 @@ def together(
 
     What layers add to the loss is put together as its `ways` say.
     """
-    import keras
-    import tensorflow as tf
-
     columns = list(zip(*map(keras.tree.flatten, outputs), strict=True))
     joined = []
     for column, place in zip(columns, places, strict=True):
@@ -455,9 +412,6 @@ def together(
 
 def _put_together(way: str, parts: Sequence[Any], sizes: Sequence[Any]) -> Any:
     """Make of what a layer adds to the loss for parts of a batch what it adds for the batch."""
-    import keras
-    import tensorflow as tf
-
     if way == EACH:
         return _joined(parts, sizes)
     most = 1 if way == SUM else sum(sizes)
@@ -481,8 +435,6 @@ def tied(
     which knows then what a loss used, and leaves those of the weights for the last. They are what
     back(values, gradients of these) gives: gradients of `trained`, and of xs.
     """
-    import tensorflow as tf
-
     by: dict[int, Any] = {}
     slopes: dict[int, Any] = {}
     owned: dict[str, list[int]] = defaultdict(list)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import graph_of, instead, takes_training
 from mgpu_helpers._names import of_keras
 from mgpu_helpers.fit._asking import LAST, Ways, ask_parts, may_be_no_mean, own_losses
@@ -24,7 +25,7 @@ from mgpu_helpers.fit._recompute import check_assigned
 from mgpu_helpers.fit._rows import on
 from mgpu_helpers.fit._segments import kept_as_known, normalizes
 from mgpu_helpers.fit.layout import SCHEDULES
-from mgpu_helpers.fit.shares import as_part, of_workers, scaled, workers_here
+from mgpu_helpers.fit.shares import as_part, noted, of_workers, scaled, workers_here
 from mgpu_helpers.fit.trainer import by_few, in_force
 from mgpu_helpers.towers.averages import same_rows, times, total
 from mgpu_helpers.towers.shards import like, rows
@@ -42,8 +43,6 @@ class Pieces:
             self._check_optimizers()
 
     def _check_optimizers(self) -> None:
-        import keras
-
         own = vars(self.model).values()
         several = {id(x) for x in own if isinstance(x, keras.optimizers.Optimizer)}
         if len(several) > 1:
@@ -71,8 +70,6 @@ class Pieces:
 
     def _needed(self) -> bool:
         """Say whether somebody else than Keras may have made a loss, or may give a number."""
-        import keras
-
         given = _private.compiled_with(self.model) if self.model.compiled else {}
         metrics = [given.get(name) for name in ("metrics", "weighted_metrics")]
         return self.by_step and (
@@ -101,9 +98,6 @@ class Pieces:
 
     def _given(self, data: Any) -> list[tuple[Any, str, Ways]]:
         """Run the step, and say what it may give."""
-        import keras
-        import tensorflow as tf
-
         given = []
         for path, x in keras.tree.flatten_with_path(self.original(data)):
             x, ways = tf.convert_to_tensor(x), Ways({None: LAST})
@@ -151,9 +145,6 @@ class _Batch:
     """A batch that is trained with in pieces."""
 
     def __init__(self, pieces: Pieces, data: Any) -> None:
-        import keras
-        import tensorflow as tf
-
         self.pieces, self.model, self.data = pieces, pieces.model, data
         if self.model.distribute_strategy.num_replicas_in_sync == 1:  # fit has built the replicas'
             build_optimizers(self.model)
@@ -173,9 +164,6 @@ class _Batch:
 
     def take(self, start: Any, length: Any, known: int | None, state: Any, share: Any) -> _Given:
         """Run the train_step on some examples, with the state that the pieces before have left."""
-        import keras
-        import tensorflow as tf
-
         own = [*self.leaves]
         for k in self.batches:
             own[k] = self.leaves[k][start : start + length]
@@ -192,12 +180,11 @@ class _Batch:
 
         scope.add_update = add_update
 
-        def as_share(k: int, loss: Any) -> Any:
-            return _shared(loss, self.totals.get(k), share)
-
         with (
             scope, _recorded(self.model) as slopes, as_part(share), in_force(),
-            _private.losses_as(self.model, as_share, counts),
+            _private.losses_as(
+                self.model, lambda k, loss: _shared(loss, self.totals.get(k), share), counts
+            ),
         ):  # fmt: skip
             logs = self.pieces.original(keras.tree.pack_sequence_as(self.data, own))
         flat = [tf.convert_to_tensor(x) for x in keras.tree.flatten(logs)]
@@ -208,8 +195,6 @@ class _Batch:
 
     def added(self, before: Any, logs: Any) -> Any:
         """Put together what a step gives for pieces before and for a further one."""
-        import keras
-
         pairs = zip(self.ways, keras.tree.flatten(before), keras.tree.flatten(logs), strict=True)
         flat = [b if way == LAST else a + b for way, a, b in pairs]
         return keras.tree.pack_sequence_as(logs, flat)
@@ -245,8 +230,6 @@ class _Batch:
 
     def in_a_loop(self) -> Any:
         """Take one piece after the other, in a loop that keeps sums of their gradients."""
-        import tensorflow as tf
-
         size, pieces, kept = self.size, self.pieces.count, self.pieces.sums
         size = size if self.fixed else tf.maximum(size, 1)  # a worker may have none
         last = min(pieces, size) if self.fixed else tf.minimum(pieces, size)
@@ -273,15 +256,14 @@ class _Batch:
 
         state = [scope.get_current_value(v) for v in changed]
         added = kept.begin(slopes) if self.apart else [slope for slope, _ in slopes]
-        with tf.control_dependencies(
-            tf.nest.flatten(added, expand_composites=True)
-        ):  # or the second piece would begin beside the first
+        begun = tf.nest.flatten(added, expand_composites=True)
+        with tf.control_dependencies(begun):  # or the second piece would begin beside the first
             second = tf.constant(1) + 0
         carried = (second, state, [] if self.apart else added, given)
+        shapes = tf.nest.map_structure(_any_rows, carried)
         _, state, added, given = tf.while_loop(
-            lambda i, *_: i < last, body, carried, tf.nest.map_structure(_any_rows, carried),
-            parallel_iterations=1,
-        )  # fmt: skip
+            lambda i, *_: i < last, body, carried, shapes, parallel_iterations=1
+        )
         self.update(changed, state, weights, kept.end(slopes) if self.apart else added)
         return given
 
@@ -290,8 +272,6 @@ class _Batch:
 
         In place of a piece without examples stands an example of another one, which counts nothing.
         """
-        import tensorflow as tf
-
         size, count, order = self.size, self.pieces.count, Order()
         state: dict[int, tuple[Any, Any]] = {}
         sums: dict[int, tuple[Any, Any]] = {}
@@ -302,12 +282,9 @@ class _Batch:
             some = tf.constant(length > 0) if self.fixed else length > 0
             most = max if self.fixed else tf.maximum
             begin = most(end, 1) - most(length, 1)
-            token = STEP.set((order, k))
-            try:
+            with noted(STEP, (order, k)):
                 given = self.take(begin, most(length, 1), known and max(known, 1),
                                   state.values(), most(length, 1) / most(size, 1))  # fmt: skip
-            finally:
-                STEP.reset(token)
             for variable in self.changes(given.scope):
                 value = given.scope.get_current_value(variable)
                 before = state.get(id(variable), (variable, variable.value))[1]
@@ -347,8 +324,6 @@ def _recorded(model: Any) -> Iterator[list[tuple[Any, Any]]]:
 
 def _any_rows(x: Any) -> Any:
     """Give the shape of what a loop carries: sparse gradients become longer in it."""
-    import tensorflow as tf
-
     return tf.TensorShape([None, *x.values.shape[1:]] if hasattr(x, "values") else x.shape)
 
 
@@ -358,9 +333,6 @@ def _totals(model: Any, data: Any) -> dict[int, Any]:
     The graph has the model's whole call for it, and TensorFlow runs of that what the counts need:
     masks. Weights are given as tensors, for a loop that reads a variable would be run.
     """
-    import keras
-    import tensorflow as tf
-
     totals: dict[int, Any] = {}
     x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
     if weights is None and not _may_mask(model):
@@ -387,8 +359,6 @@ def _totals(model: Any, data: Any) -> dict[int, Any]:
 
 def _may_mask(model: Any) -> bool:
     """Say whether a loss may leave some of a batch out, as far as the model's layers tell."""
-    import keras
-
     if not isinstance(model, keras.Function | keras.Sequential) or not model.inputs:
         return True
     losses = [each for each in keras.tree.flatten(model.loss) if each is not None]
@@ -404,8 +374,6 @@ def _may_mask(model: Any) -> bool:
 
 def _shared(loss: Any, total: Any, share: Any) -> Any:
     """Make a loss count in a mean over the pieces, by their sizes, as it does in the batch's."""
-    import tensorflow as tf
-
     def call(labels: Any, outputs: Any, weights: Any = None) -> Any:
         found = mean_of(loss, labels, outputs, weights)
         if found.count is None:
@@ -434,25 +402,20 @@ class _Sums:
 
     def begin(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
         """Let them be the gradients of a first piece; give what a second one has to wait for."""
-        import tensorflow as tf
-
         begun = []
         for slope, weight in slopes:
             tensors = _tensors(slope)
             if id(weight) not in self.of:
                 with tf.init_scope(), tf.device(weight.value.device):
-                    self.of[id(weight)] = [
-                        tf.Variable(tf.zeros(0, x.dtype), False, shape=tf.TensorShape(None))
-                        for x in tensors
-                    ]
+                    any_shape = tf.TensorShape(None)
+                    self.of[id(weight)] = [tf.Variable(tf.zeros(0, x.dtype), False, shape=any_shape)
+                                           for x in tensors]  # fmt: skip
             for v, x in zip(self.of[id(weight)], tensors, strict=True):
                 begun.append(v.assign(x, read_value=False))
         return begun
 
     def add(self, slopes: list[tuple[Any, Any]]) -> None:
         """Add the gradients of a further piece; append those of rows, unless they are the same."""
-        import tensorflow as tf
-
         for slope, weight in slopes:
             own, new = self.of[id(weight)], _tensors(slope)
             if len(new) == 1 or same_rows(slope):
@@ -464,8 +427,6 @@ class _Sums:
 
     def end(self, slopes: list[tuple[Any, Any]]) -> list[Any]:
         """Give the sums, and be empty."""
-        import tensorflow as tf
-
         found = []
         for slope, weight in slopes:
             with tf.device(weight.value.device):

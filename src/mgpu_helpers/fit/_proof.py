@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers._models import laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._steps import Done, in_reverse, numbers_of, steps, undisturbed
@@ -38,7 +39,7 @@ def _differences(model: Any, batch: Any, strategy: Any) -> list[str]:
         device = strategy.extended.worker_devices[0] if n > 1 else "/GPU:0"
         try:
             one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))
-        except _out_of_memory():
+        except tf.errors.ResourceExhaustedError:
             device, rows = HOST, min(rows, 2 * max(n, 2))
             batch = part_of(batch, 0, rows)
             one, turned = steps(model, variables, device, back, (batch, in_reverse(batch)))
@@ -78,12 +79,6 @@ def _of_whole_and_cut(model: Any, batch: Any) -> list[str]:
     return list(_sentences(model, 1, done, before))
 
 
-def _out_of_memory() -> Any:
-    import tensorflow as tf
-
-    return tf.errors.ResourceExhaustedError
-
-
 def _sentences(
     model: Any, replicas: int, done: tuple[Done, Done, Done], before: dict[str, np.ndarray]
 ) -> Iterator[str]:
@@ -118,19 +113,15 @@ def _sentences(
     if gradients:
         yield _of_many("gradients", len(one.gradients), gradients, model, on, replicas)
         return
-    state = [
-        {name: _sure(name, x - before[name], done) for name, x in each.state.items()}
-        for each in done
-    ]
+    state = [{name: _sure(name, x - before[name], done) for name, x in each.state.items()}
+             for each in done]  # fmt: skip
     changes = _unlike(state[0], state[1], state[2], near)
     if changes:
         total = sum(bool(x.any()) for x in state[0].values())
         yield _of_many("changes of variables", total, changes, model, on, replicas)
 
 
-def _of_many(
-    what: str, total: int, found: list[Any], model: Any, on: str, replicas: int
-) -> str:
+def _of_many(what: str, total: int, found: list[Any], model: Any, on: str, replicas: int) -> str:
     name, times, apart = found[0]
     if times is None:
         said = f"that of {name} by {apart:.2g} times its size"

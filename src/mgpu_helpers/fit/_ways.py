@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras
 from mgpu_helpers._layers import LayerGraph
 from mgpu_helpers.fit._leaves import Leaf, Leaves, has_parts, is_dense, is_table, named
 from mgpu_helpers.towers.shards import shard_sizes
@@ -159,8 +160,6 @@ def _sizes(layer: Any, what: str, size: int, n: int) -> list[int]:
 
 def stays_whole(layer: Any) -> str:
     """Say why a dense layer cannot be in parts; nothing if it can."""
-    import keras
-
     sums = keras.regularizers.L1 | keras.regularizers.L2 | keras.regularizers.L1L2 | None
     if layer.quantization_mode:
         return "is quantized, and rounds by the largest of all numbers, of which a part has some"

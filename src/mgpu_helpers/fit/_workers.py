@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 
 UNKNOWN = ", -1 without an end and -2 where it is not known"
 SAME = (
@@ -28,8 +29,6 @@ def of_all(strategy: Any, numbers: Any) -> Any:
 
 def of_replicas(strategy: Any, rows: Any) -> Any:
     """Give a row of each replica, where this worker has one of each of its own."""
-    import tensorflow as tf
-
     rows = np.array(rows, np.float64)
     if strategy.workers == 1:
         return rows
@@ -46,8 +45,6 @@ def of_replicas(strategy: Any, rows: Any) -> Any:
 
 def compare(strategy: Any, named: dict[str, Any], advice: str = SAME) -> None:
     """Raise on every worker where one has another number, of which each has a name."""
-    import tensorflow as tf
-
     columns = of_all(strategy, tf.stack([tf.cast(each, tf.float64) for each in named.values()])).T
     for what, values in zip(named, columns.tolist(), strict=True):
         if len(set(values)) > 1:
@@ -57,8 +54,6 @@ def compare(strategy: Any, named: dict[str, Any], advice: str = SAME) -> None:
 
 def compare_lengths(iterator: Any, strategy: Any) -> None:
     """Compare what is known of how much each worker will read; else let them ask at each step."""
-    import tensorflow as tf
-
     shared, data = _private.dataset_of(iterator), iterator.data_adapter
     length = shared.whole.cardinality() if data.num_batches is None else data.num_batches
     compare(strategy, {
@@ -72,8 +67,6 @@ def compare_lengths(iterator: Any, strategy: Any) -> None:
 
 def compare_inputs(x: Any, strategy: Any) -> None:
     """Compare the lengths of what is to be predicted, where they are known."""
-    import tensorflow as tf
-
     known = tf.data.UNKNOWN_CARDINALITY
     if isinstance(x, tf.data.Dataset):
         known = x.cardinality()

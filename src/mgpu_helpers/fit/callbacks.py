@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras
 from mgpu_helpers.fit._workers import compare, meet
 from mgpu_helpers.fit.stopping import launcher, seeds_of, stops
 
@@ -18,8 +19,6 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
     A backup is read by all of them, and keeps the seeds of the layers too. Under `mgpu cluster` it
     is also written when SIGTERM comes.
     """
-    import keras
-
     each = keras.callbacks
     if isinstance(callbacks, each.CallbackList):
         return callbacks
@@ -46,8 +45,6 @@ def of_worker(callbacks: Any, strategy: Any) -> Any:
 
 def _seeds(file: Path, writes: bool) -> Any:
     """Make a callback that keeps how often each layer has drawn: weights in a file are without."""
-    import keras
-
     class Seeds(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
             if file.exists():
@@ -84,8 +81,6 @@ def _together(strategy: Any) -> Any:
 
     At the end each of them waits until the chief has written everything.
     """
-    import keras
-
     class Together(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
             self.compared = False

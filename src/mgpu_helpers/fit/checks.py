@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import counted
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import laid_out, ready
 from mgpu_helpers._names import short
 from mgpu_helpers._private import layers_of
@@ -19,7 +20,7 @@ from mgpu_helpers.fit._asking import Refused
 from mgpu_helpers.fit._proof import differences
 from mgpu_helpers.fit.data import batches
 from mgpu_helpers.fit.shares import part_of, size_of
-from mgpu_helpers.fit.trainer import check_model, is_across
+from mgpu_helpers.fit.trainer import check_model, is_across, is_of_fit
 
 # Of a Dataset, which may have no end, at most so many batches and bytes are read.
 MOST_BATCHES, MOST_BYTES = 10_000, 2**30
@@ -60,13 +61,13 @@ def check(model: Any, data: Any, *, rate_for: int | None = None, proof: bool = T
     if n > 1:
         if laid_out(model) is None:  # else each worker updates its own
             sentences += _of_optimizer(model)
-        if not getattr(strategy, "of_fit", False):  # which cuts, normalizes and adds up rightly
-            sentences += [*_of_sizes(sizes, n), *_of_sharding(data), *_of_layers(model)]
-            sentences += _of_losses(model, strategy)
+        if not (ours := is_of_fit(model)):  # which cuts, normalizes and adds up rightly
+            sentences += [_uneven(i, size, n) for i, size in enumerate(sizes) if size % n][:1]
+            sentences += [*_of_layers(model), *_of_losses(model, strategy)]
         elif sizes and (least := min(sizes)) < n:
             sentences.append(_too_small(sizes.index(least), least, n))
             loud += sentences[-1:] if sizes[0] < n else []
-        sentences += _of_order(data)
+        sentences += _of_workers(data, ours)
     several = n > 1 or laid_out(model) is not None
     if proof and several and first is not None and not loud and not strange:
         sentences += _of_step(model, first, n)
@@ -80,7 +81,7 @@ def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
             "the script in one process, where fit.check compares the same layout."
         ]
     rows = int(size_of(batch))
-    if not getattr(model.distribute_strategy, "of_fit", False):
+    if not is_of_fit(model):
         rows -= rows % replicas  # which fit of a plain strategy refuses to begin with
     try:
         return differences(model, part_of(batch, 0, rows)) if rows else []
@@ -89,8 +90,6 @@ def _of_step(model: Any, batch: Any, replicas: int) -> list[str]:
 
 
 def _of_scope(model: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     try:
         check_model(model, model.distribute_strategy)
     except ValueError as error:
@@ -108,8 +107,6 @@ def _of_scope(model: Any) -> Iterator[str]:
 
 
 def _of_devices(strategy: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     there = {short(device.name) for device in tf.config.list_logical_devices()}
     for name, times in Counter(map(short, strategy.extended.worker_devices)).items():
         if name not in there:
@@ -124,24 +121,21 @@ def _of_devices(strategy: Any) -> Iterator[str]:
             )
 
 
-def _of_sizes(sizes: list[int], replicas: int) -> Iterator[str]:
-    for i, size in enumerate(sizes):
-        if size % replicas:
-            yield _uneven(i, size, replicas)
-            return
-
-
-def _of_sharding(data: Any) -> Iterator[str]:
-    import tensorflow as tf
-
-    if not isinstance(data, tf.data.Dataset):
+def _of_workers(data: Any, ours: bool) -> Iterator[str]:
+    """Say what several workers would read otherwise than one; ours reads all on each."""
+    if not isinstance(data, tf.data.Dataset) or not one_of_several_workers():
         return
-    policies = tf.data.experimental.AutoShardPolicy
     policy = data.options().experimental_distribute.auto_shard_policy
-    if one_of_several_workers() and policy == policies.OFF:
+    if not ours and policy == tf.data.experimental.AutoShardPolicy.OFF:
         yield (
             "the auto_shard_policy of the Dataset is OFF, so each worker reads all examples unless "
             "its script takes data.shard(workers, index): set AutoShardPolicy.DATA."
+        )
+    if _shuffles_without_seed(data):
+        yield (
+            "the Dataset shuffles without a seed, so each worker has an order of its own, and some "
+            "examples come twice in a pass and others never: call keras.utils.set_random_seed(1) "
+            "before the Dataset is made, or shuffle(…, seed=1)."
         )
 
 
@@ -186,8 +180,6 @@ def _uneven(i: int, size: int, replicas: int) -> str:
 
 def _read(data: Any) -> tuple[list[int], Any, list[str]]:
     """Give the sizes of the batches, the first one, and a sentence where numbers are none."""
-    import tensorflow as tf
-
     sizes: list[int] = []
     strange: list[str] = []
     first, left = None, MOST_BYTES
@@ -207,15 +199,12 @@ def _read(data: Any) -> tuple[list[int], Any, list[str]]:
 
 
 def _of_numbers(i: int, batch: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     names = ("x", "y", "sample_weight") if isinstance(batch, tuple) else ("x",)
     for name, part in zip(names, batch if isinstance(batch, tuple) else [batch], strict=False):
         for each in tf.nest.flatten(part, expand_composites=True):
-            if not getattr(getattr(each, "dtype", None), "is_floating", False):
-                if getattr(getattr(each, "dtype", None), "kind", "") != "f":
-                    continue
-            wrong = ~np.isfinite(np.asarray(each).astype(float))
+            if (numbers := np.asarray(each)).dtype.kind not in "fV":  # V of bfloat16
+                continue
+            wrong = ~np.isfinite(numbers.astype(float))
             if wrong.any():
                 example = int(np.argwhere(wrong)[0][0]) if wrong.ndim else 0
                 yield (
@@ -226,39 +215,19 @@ def _of_numbers(i: int, batch: Any) -> Iterator[str]:
                 return
 
 
-def _of_order(data: Any) -> Iterator[str]:
-    import tensorflow as tf
-
-    if not isinstance(data, tf.data.Dataset) or not one_of_several_workers():
-        return
-    if _shuffles_without_seed(data):
-        yield (
-            "the Dataset shuffles without a seed, so each worker has an order of its own, and some "
-            "examples come twice in a pass and others never: call keras.utils.set_random_seed(1) "
-            "before the Dataset is made, or shuffle(…, seed=1)."
-        )
-
-
 def _shuffles_without_seed(data: Any) -> bool:
     """Look into the graph of a Dataset: a shuffle whose two seeds are 0 takes random ones."""
-    import tensorflow as tf
-
     variant = tf.data.experimental.to_variant(data)
     graph = tf.compat.v1.GraphDef.FromString(
         tf.raw_ops.DatasetToGraphV2(input_dataset=variant).numpy()
     )
-    constants = {
-        node.name: tf.make_ndarray(node.attr["value"].tensor)
-        for node in graph.node
-        if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum
-    }
+    constants = {node.name: tf.make_ndarray(node.attr["value"].tensor) for node in graph.node
+                 if node.op == "Const" and node.attr["dtype"].type == tf.int64.as_datatype_enum}
     shuffles = [node for node in graph.node if node.op.startswith("ShuffleDataset")]
     return any(not any(constants.get(name, 0) for name in node.input[2:4]) for node in shuffles)
 
 
 def _of_rate(model: Any, sizes: list[int], rate_for: int | None) -> Iterator[str]:
-    import tensorflow as tf
-
     if rate_for is None or not sizes or (batch := sizes[0]) == rate_for:
         return
     rate = float(tf.convert_to_tensor(model.optimizer.learning_rate))
@@ -271,13 +240,9 @@ def _of_rate(model: Any, sizes: list[int], rate_for: int | None) -> Iterator[str
 
 
 def _of_layers(model: Any) -> Iterator[str]:
-    import keras
-
-    local = [
-        layer.name
-        for layer in layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-    ]
+    norms = keras.layers.BatchNormalization
+    local = [layer.name for layer in layers_of(model)
+             if isinstance(layer, norms) and not layer.synchronized]  # fmt: skip
     if local:
         more = f" and {len(local) - 1} more" if len(local) > 1 else ""
         yield (
@@ -287,8 +252,6 @@ def _of_layers(model: Any) -> Iterator[str]:
 
 
 def _of_optimizer(model: Any) -> Iterator[str]:
-    import tensorflow as tf
-
     if not isinstance(model.optimizer.iterations.value, tf.distribute.DistributedValues):
         yield (
             f"the optimizer {model.optimizer.name!r} was made outside of strategy.scope(): fit "
@@ -297,8 +260,6 @@ def _of_optimizer(model: Any) -> Iterator[str]:
 
 
 def _of_losses(model: Any, strategy: Any) -> Iterator[str]:
-    import keras
-
     for loss in keras.tree.flatten(model.loss):
         if getattr(loss, "reduction", None) == "sum":
             yield (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import Call, LayerGraph
 from mgpu_helpers._models import NAME, check_call, laid_out, ready
 from mgpu_helpers._train import HOST
@@ -235,7 +236,8 @@ class Laid:
         vars(model).update(methods)
         if self.across:
             join(model, self.layout)
-        _forget_functions(model)
+        # Keras makes them again: the old ones have the old methods in their graphs.
+        model.train_function = model.test_function = model.predict_function = None
 
     def methods(self) -> dict[str, Any]:
         """Give what the model has in place of its own methods."""
@@ -279,9 +281,6 @@ class Laid:
 
     def _built_first(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Make variables before the step is traced: TensorFlow traces what makes some again."""
-        import keras
-        import tensorflow as tf
-
         model = self.model
         ours = (self.step, model.compute_loss, model.compute_metrics)
         known = self.graph is not None and not any(map(is_own, ours))
@@ -373,8 +372,3 @@ class Laid:
 
 def _bytes(variable: Any) -> int:
     return int(variable.value.dtype.size * variable.shape.num_elements())
-
-
-def _forget_functions(model: Any) -> None:
-    """Let Keras make its functions again: the old ones have the old methods in their graphs."""
-    model.train_function = model.test_function = model.predict_function = None

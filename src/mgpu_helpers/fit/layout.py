@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._later import tf
 
 WAYS = ("columns", "rows", "heads")
 AUTO = "auto"  # layers are found in the graph
@@ -104,12 +105,13 @@ class Layout:
 
     def _check(self) -> None:
         length, count = self.length, len(self.devices)
+        said = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         for first, second, why in APART:
-            if all(getattr(self, name) != _default(name) for name in (first, second)):
+            if {first, second} <= said:
                 raise ValueError(f"{first} and {second} do not go together: {why}.")
         if not self.devices:
             alone = ("shares", "state", "stages", "layers", "row")
-            if given := [name for name in alone if getattr(self, name) != _default(name)]:
+            if given := [name for name in alone if name in said]:
                 raise ValueError(
                     f"{given[0]}={getattr(self, given[0])!r} is said of no devices: give a plan, "
                     "or its devices."
@@ -157,8 +159,6 @@ class Layout:
         n = max(1, len(self.rows))
         if self.shares is None:
             return shard_sizes(size, n)
-        import tensorflow as tf
-
         ends = [0.0, *itertools.accumulate(self.shares)]
         at = [share / ends[-1] for share in ends]
         if tf.is_tensor(size):
@@ -170,13 +170,10 @@ class Layout:
 
     def changed(self, **options: Any) -> Layout:
         """Give this layout with other options."""
-        unknown = options.keys() - {field.name for field in fields(self)}
-        if unknown:
-            raise TypeError(
-                f"a layout has no {sorted(unknown)[0]!r}: it has "
-                f"{', '.join(field.name for field in fields(self))}."
-            )
-        return Layout(**{**{f.name: getattr(self, f.name) for f in fields(self)}, **options})
+        known = [field.name for field in fields(self)]
+        if unknown := sorted(options.keys() - {*known}):
+            raise TypeError(f"a layout has no {unknown[0]!r}: it has {', '.join(known)}.")
+        return replace(self, **options)
 
     def __repr__(self) -> str:
         said = [repr(self.devices)] if self.devices else []
@@ -199,10 +196,6 @@ def _of_map(layout_map: Any) -> tuple[int, tuple[tuple[str, int], ...]]:
     pairs = [(pattern, [i for i, axis in enumerate(own.axes) if axis in parts])
              for pattern, own in layout_map.items()]  # fmt: skip
     return size, tuple((pattern, own[0]) for pattern, own in pairs if own)
-
-
-def _default(name: str) -> Any:
-    return next(field.default for field in fields(Layout) if field.name == name)
 
 
 def _each_once(devices: Iterable[Any]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import contextvars
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._train import HOST
 from mgpu_helpers.devices.machine import cores
 from mgpu_helpers.fit._kinds import SUM, Terms, apart, asking, now, tracing
@@ -29,13 +30,18 @@ PIECE: contextvars.ContextVar[Any] = contextvars.ContextVar("piece", default=Non
 
 
 @contextlib.contextmanager
-def as_part(share: Any) -> Iterator[None]:
-    """Let others know in the block which share of a batch, or of a piece of one, is computed."""
-    token = PIECE.set(share if (outer := PIECE.get()) is None else outer * share)
+def noted(what: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    """Let others know something in the block."""
+    token = what.set(value)
     try:
         yield
     finally:
-        PIECE.reset(token)
+        what.reset(token)
+
+
+def as_part(share: Any) -> Any:
+    """Let others know in the block which share of a batch, or of a piece of one, is computed."""
+    return noted(PIECE, share if (outer := PIECE.get()) is None else outer * share)
 
 
 class Whole(NamedTuple):
@@ -57,8 +63,6 @@ class Shared:
     """A dataset of global batches: what `fit` iterates, once for each pass."""
 
     def __init__(self, batches: Any) -> None:
-        import tensorflow as tf
-
         self.batches = batches
         self.whole = tf.data.Dataset.zip(Whole(batches))
         if cores() <= UNTUNED and batches.options().autotune.enabled is None:
@@ -80,8 +84,6 @@ class Shared:
 
 
 def _slice(x: Any, begin: Any, end: Any) -> Any:
-    import tensorflow as tf
-
     if isinstance(x, tf.SparseTensor):
         size = tf.cast(end - begin, tf.int64)[None]
         first = tf.concat([tf.cast(begin, tf.int64)[None], 0 * x.dense_shape[1:]], 0)
@@ -91,16 +93,12 @@ def _slice(x: Any, begin: Any, end: Any) -> Any:
 
 def size_of(batch: Any) -> Any:
     """Count the examples of a batch: an int where its shape says it, else a tensor."""
-    import tensorflow as tf
-
     flat = tf.nest.flatten(batch)
     return rows(next(each for each in flat if getattr(each, "shape", ())))
 
 
 def part_of(batch: Any, begin: Any, end: Any) -> Any:
     """Give some examples of a batch."""
-    import tensorflow as tf
-
     return tf.nest.map_structure(lambda x: _slice(x, begin, end), batch)
 
 
@@ -109,8 +107,6 @@ def taking(function: Callable[..., Any], place: Callable[[], int], among: int, s
 
     step makes what is known of the function's losses.
     """
-    import tensorflow as tf
-
     def of_a_replica(whole: Whole | Predicted, *args: Any, **named: Any) -> Any:
         with tf.device(HOST), tf.name_scope("part"):
             size, i = size_of(whole.batch), place()
@@ -123,26 +119,20 @@ def taking(function: Callable[..., Any], place: Callable[[], int], among: int, s
                 first = tf.minimum(begin, size - 1)
                 last = tf.maximum(end, first + 1)
             part = part_of(whole.batch, first, last)
-        token = _share.set((end - begin, size))
         known = step()
         if not tf.executing_eagerly():
             leaves = filter(tf.is_tensor, tf.nest.flatten(part, expand_composites=True))
             known.graph = tf.compat.v1.get_default_graph()
             known.examples = {x.op for x in leaves}
-        try:
-            with tracing(known):
-                given = outputs(function(part, *args, **named))
-            return part_of(given, 0, end - begin) if fills else given
-        finally:
-            _share.reset(token)
+        with noted(_share, (end - begin, size)), tracing(known):
+            given = outputs(function(part, *args, **named))
+        return part_of(given, 0, end - begin) if fills else given
 
     return of_a_replica
 
 
 def mark_of(batch: Any) -> Any:
     """Give the size of a batch, and the sum of the first numbers of its tensors."""
-    import tensorflow as tf
-
     mark = tf.zeros([], tf.float64)
     for each in tf.nest.flatten(batch, expand_composites=True):
         if isinstance(each, tf.Tensor) and (each.dtype.is_floating or each.dtype.is_integer):
@@ -152,8 +142,6 @@ def mark_of(batch: Any) -> Any:
 
 def strategy_here() -> Any:
     """Give the strategy of `fit` whose replica is traced at the moment, None elsewhere."""
-    import tensorflow as tf
-
     if (step := now()) is not None and step.asking:
         return step.strategy
     context = tf.distribute.get_replica_context()
@@ -163,8 +151,6 @@ def strategy_here() -> Any:
 
 def scaled(value: Any, by_share: bool = True) -> Any:
     """Multiply a replica's mean by its share, so that those of all replicas add up to the mean."""
-    import tensorflow as tf
-
     if asking():
         return value
     if not by_share or (known := _share.get()) is None:
@@ -175,8 +161,6 @@ def scaled(value: Any, by_share: bool = True) -> Any:
 
 def unscaled(value: Any, by_share: bool = True) -> Any:
     """Divide by what `scaled` multiplies by; a replica without examples gives 0."""
-    import tensorflow as tf
-
     found = tf.math.divide_no_nan(value, scaled(tf.ones([], value.dtype), by_share))
     found.is_mean_of_replica = True
     return found
@@ -198,8 +182,6 @@ def is_share(value: Any) -> bool:
 
 def terms_of(value: Any, what: str) -> Terms:
     """Give a replica's share of a scalar as a sum: what all replicas' add up to is one device's."""
-    import tensorflow as tf
-
     step = now()
     if is_share(value):
         return [(value, 1.0)]
@@ -224,8 +206,6 @@ def terms_of(value: Any, what: str) -> Terms:
 
 def _unless_of_nothing(x: Any, count: Any, mean: Any, message: str) -> Any:
     """Give x, but stop where a mean is one of nothing: it is no number, nor is 0 times it."""
-    import tensorflow as tf
-
     with tf.device(HOST):
         some = tf.debugging.Assert(tf.logical_or(count > 0, tf.math.is_finite(mean)), [message])
     with tf.control_dependencies([some]):
@@ -240,8 +220,6 @@ def workers_here() -> int:
 
 def of_workers(value: Any) -> Any:
     """Add up what each worker's rows have together; on one machine that is all."""
-    import tensorflow as tf
-
     if workers_here() == 1:
         return value
     return tf.distribute.get_replica_context().all_reduce("SUM", value)
@@ -260,8 +238,6 @@ def loss(value: Any, of: Any = "mean") -> Any:
     >>> float(loss(tf.math.divide_no_nan(tf.reduce_sum(mask * losses), count), count))
     2.0
     """
-    import tensorflow as tf
-
     if isinstance(of, str) and of not in ("mean", "sum"):
         raise ValueError(f'a loss is a "mean", a "sum", or a mean of a number, not {of!r}.')
     if (share := PIECE.get()) is not None and isinstance(of, str) and of == "sum":
@@ -288,8 +264,6 @@ def loss(value: Any, of: Any = "mean") -> Any:
 
 def share_of(value: Any, what: str) -> Any:
     """Give a replica's share of a scalar, known as one."""
-    import tensorflow as tf
-
     if is_share(value):
         return value
     return as_share(tf.add_n([like(x * times, value) for x, times in terms_of(value, what)]))
@@ -302,9 +276,6 @@ def shown(value: Any) -> Any:
 
 def outputs(given: Any) -> Any:
     """Give what a step gives so that the mean of all replicas is what one device gives."""
-    import keras
-    import tensorflow as tf
-
     step, strategy = now(), strategy_here()
 
     def mean(path: Any, value: Any) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras
 from mgpu_helpers.fit._workers import of_all, of_replicas
 
 STATUS = 75  # the exit status of a worker that has saved; "try again" in sysexits.h
@@ -50,8 +51,6 @@ def seeds_of(model: Any) -> list[Any]:
 
 def stops(strategy: Any, backup: Any, meet: Callable[[], None]) -> Any:
     """Make the callback of a fit with a BackupAndRestore; `meet` waits for all workers."""
-    import keras
-
     file = Path(backup.backup_dir) / "stopped.npz"
 
     class Stops(keras.callbacks.Callback):
@@ -144,10 +143,8 @@ def stops(strategy: Any, backup: Any, meet: Callable[[], None]) -> Any:
 def taken(strategy: Any, variables: Any) -> list[list[float]]:
     """Give the values that each replica of this worker has of variables, one after the other."""
     copies = [strategy.experimental_local_results(each.value) for each in variables]
-    return [
-        [float(x) for of_one in copies for x in of_one[i].numpy().ravel()]
-        for i in range(strategy.local)
-    ]
+    return [[float(x) for of_one in copies for x in of_one[i].numpy().ravel()]
+            for i in range(strategy.local)]  # fmt: skip
 
 
 def put(strategy: Any, variables: Any, values: Any) -> None:

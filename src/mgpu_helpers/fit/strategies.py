@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers.devices.machine import one_of_several_workers
 from mgpu_helpers.devices.messages import explain
 from mgpu_helpers.devices.plan import Plan, checked, planned
@@ -46,8 +47,6 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
     >>> model.distribute_strategy.num_replicas_in_sync == len(plan)
     True
     """
-    import tensorflow as tf
-
     mend_entries()
     devices: tuple[str, ...] = ()
     if not one_of_several_workers():
@@ -70,8 +69,6 @@ def strategy(plan: Plan | Iterable[Any] | None = None, *, synchronized: bool = T
 
 def by_worker() -> Any:
     """Give the strategy of which each worker is one replica, whatever its devices are."""
-    import tensorflow as tf
-
     class OneEach(tf.distribute.cluster_resolver.TFConfigClusterResolver):
         def num_accelerators(self, *args: Any, **named: Any) -> dict[str, int]:
             return {kind: 1 for kind in super().num_accelerators(*args, **named)}
@@ -84,8 +81,6 @@ def by_worker() -> Any:
 
 
 def _of_workers(resolver: Any = None) -> Any:
-    import tensorflow as tf
-
     try:
         made = _of(tf.distribute.MultiWorkerMirroredStrategy)(resolver)
     except RuntimeError as error:
@@ -99,8 +94,6 @@ def _of_workers(resolver: Any = None) -> Any:
 @functools.cache
 def _of(kind: Any) -> Any:
     """Make a kind of strategy hand out whole batches, and let each replica take its part."""
-
-    import tensorflow as tf
 
     class Strategy(kind):
         """TensorFlow's strategy, which gives each replica its share of every batch."""
@@ -218,10 +211,9 @@ def _of(kind: Any) -> Any:
                 return super().run(fn, args, kwargs, options)
 
         def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-            if axis == 0 and all(
-                each.shape.rank == 0 for each in self.experimental_local_results(value)
-            ):  # Keras asks so for a metric of several workers, which TensorFlow refuses
-                axis = None
+            own = self.experimental_local_results(value)
+            if axis == 0 and all(each.shape.rank == 0 for each in own):
+                axis = None  # Keras asks so for a metric of several workers: TensorFlow refuses
             return super().reduce(reduce_op, value, axis)
 
     Strategy.__name__ = kind.__name__

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import instead, laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._asking import Uncomputed, build_by_step, own_losses, own_metrics
@@ -23,7 +24,7 @@ from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit._segments import has_own
 from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
-from mgpu_helpers.fit.mends import MENDS, number
+from mgpu_helpers.fit.mends import MENDS, everywhere, number, where
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole, strategy_here
 from mgpu_helpers.fit.stopping import as_before
 
@@ -31,38 +32,38 @@ from mgpu_helpers.fit.stopping import as_before
 FEW, LENGTHS = 5, (32, 8, 1)
 
 
-def build(original: Callable[..., Any]) -> Callable[..., Any]:
+def is_of_fit(model: Any, *_: Any, **__: Any) -> bool:
+    """Say whether a model was made in the scope of a strategy of `fit`."""
+    return getattr(model.distribute_strategy, "of_fit", False)
+
+
+of_fit = where(is_of_fit)
+
+
+@of_fit
+def build(original: Any, self: Any, iterator: Any = None, data_batch: Any = None) -> None:
     """Build a model from the shapes of its data.
 
     Keras takes a batch away for that, and adds up the parts of all replicas, which fails where they
     differ in size and on several workers (keras-team/keras#20585).
     """
-    import tensorflow as tf
-
-    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        strategy = self.distribute_strategy
-        if not getattr(strategy, "of_fit", False):
-            return original(self, iterator, data_batch)
-        if iterator is not None:
-            shared = _private.dataset_of(iterator)
-            if strategy.workers > 1:
-                compare_lengths(iterator, strategy)
-            step = self.test_step
-            if strategy.passes_before is not None:
-                step = self.train_step
-                _private.before_steps(iterator, strategy.passes_before)
-                strategy.passes_before = None
-            data_batch = tf.nest.map_structure(
-                lambda spec: spec if hasattr(spec, "shape") else None,
-                shared.whole.element_spec.batch,
-            )
-            built_for(self, step, data_batch)
-            return None
+    strategy = self.distribute_strategy
+    if iterator is None:
         with strategy.scope():
             _private.build(self, data_batch)
-        return None
-
-    return build
+        return
+    shared = _private.dataset_of(iterator)
+    if strategy.workers > 1:
+        compare_lengths(iterator, strategy)
+    step = self.test_step
+    if strategy.passes_before is not None:
+        step = self.train_step
+        _private.before_steps(iterator, strategy.passes_before)
+        strategy.passes_before = None
+    specs = tf.nest.map_structure(
+        lambda spec: spec if hasattr(spec, "shape") else None, shared.whole.element_spec.batch
+    )
+    built_for(self, step, specs)
 
 
 def built_for(model: Any, step: Callable[[Any], Any], specs: Any) -> Any:
@@ -70,7 +71,7 @@ def built_for(model: Any, step: Callable[[Any], Any], specs: Any) -> Any:
     strategy = model.distribute_strategy
     if (laid := laid_out(model)) is not None:
         laid.share()
-    if getattr(strategy, "of_fit", False) and is_own(step) and _is_unbuilt(model):
+    if is_of_fit(model) and is_own(step) and _is_unbuilt(model):
         build_by_step(step, specs, strategy)
     else:
         with strategy.scope():
@@ -83,117 +84,98 @@ def _is_unbuilt(model: Any) -> bool:
     return not all(part.built for part in [*_private.layers_of(model), *optimizers_of(model)])
 
 
-def fit(original: Callable[..., Any]) -> Callable[..., Any]:
+@everywhere
+def fit(original: Any, self: Any, *args: Any, **named: Any) -> Any:
     """Let a fit go on with the data where it was, and only the chief of several workers write."""
-    import keras
-    import tensorflow as tf
-
+    strategy = self.distribute_strategy
     # Of Keras's own: what is mended may be somebody's function around it.
     signature = inspect.signature(super(keras.Model, keras.Model).fit)
+    given = signature.bind(self, *args, **named).arguments
+    del given["self"]
+    if not is_of_fit(self):
+        if not is_across(self):
+            _check_scope(self, strategy)  # it may have an optimizer of ours
+        return original(self, **given)
+    check_model(self, strategy)
+    given = {name: batches_of(value) for name, value in given.items()}
+    for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
+        _check_end(given.get(name), name, steps, given.get(steps))
+    if isinstance(given.get("x"), tf.data.Dataset):
+        given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
+    given["callbacks"] = of_worker(given.get("callbacks"), strategy)
 
-    def fit(self: Any, *args: Any, **named: Any) -> Any:
-        strategy = self.distribute_strategy
-        given = signature.bind(self, *args, **named).arguments
-        del given["self"]
-        if not getattr(strategy, "of_fit", False):
-            if not is_across(self):
-                _check_scope(self, strategy)  # it may have an optimizer of ours
+    def passes_before(iterator: Any) -> int:
+        """Bring the data to where they were when a backup was written."""
+        if passes := _private.first_pass(self):
+            _go_on(iterator, passes, given.get("steps_per_epoch"), self.steps_per_execution)
+        done, strategy.steps_before = strategy.steps_before, 0
+        return done
+
+    strategy.passes_before = passes_before
+    try:
+        with in_force(), as_before():
             return original(self, **given)
-        check_model(self, strategy)
-        given = {name: batches_of(value) for name, value in given.items()}
-        for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
-            _check_end(given.get(name), name, steps, given.get(steps))
-        if isinstance(given.get("x"), tf.data.Dataset):
-            given.setdefault("shuffle", False)  # which is what it is, and Keras warns of
-        given["callbacks"] = of_worker(given.get("callbacks"), strategy)
-
-        def passes_before(iterator: Any) -> int:
-            """Bring the data to where they were when a backup was written."""
-            if passes := _private.first_pass(self):
-                _go_on(iterator, passes, given.get("steps_per_epoch"), self.steps_per_execution)
-            done, strategy.steps_before = strategy.steps_before, 0
-            return done
-
-        strategy.passes_before = passes_before
-        try:
-            with in_force(), as_before():
-                return original(self, **given)
-        finally:
-            strategy.passes_before, strategy.steps_before = None, 0
-
-    return fit
+    finally:
+        strategy.passes_before, strategy.steps_before = None, 0
 
 
-def compiles(original: Callable[..., Any]) -> Callable[..., Any]:
+@of_fit
+def compiles(original: Any, self: Any) -> Any:
     """Let XLA compile the step of a strategy where it does without the strategy."""
-
-    def resolve(self: Any) -> Any:
-        strategy = self.distribute_strategy
-        if not getattr(strategy, "of_fit", False):
-            return original(self)
-        with _private.without_strategy(self):
-            return original(self)
-
-    return resolve
+    with _private.without_strategy(self):
+        return original(self)
 
 
-def makes(attribute: str, step: str) -> Callable[..., Any]:
-    """Make a mend of what makes a function of steps."""
+def makes(attribute: str, around: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Make a mend of what makes a function of steps: `around` puts its own around that."""
 
-    def mend(original: Callable[..., Any]) -> Callable[..., Any]:
-        def make(self: Any, force: bool = False) -> Any:
-            strategy = self.distribute_strategy
-            if not getattr(strategy, "of_fit", False):
-                return original(self, force)
-            several = strategy.num_replicas_in_sync > 1
-            with each_compiled(self):
-                made = original(self, force)
-            function = getattr(self, attribute)
-            if not hasattr(function, "of_keras"):
-                function = (_asking_first if several else _there)(self, step, function)
-                setattr(self, attribute, function)
-            return made
+    @of_fit
+    def make(original: Any, self: Any, force: bool = False) -> Any:
+        with each_compiled(self):
+            made = original(self, force)
+        function = getattr(self, attribute)
+        if not hasattr(function, "of_keras"):
+            ours = around(self, function)
+            if ours is not function:
+                ours.of_keras = function
+            setattr(self, attribute, ours)
+        return made
 
-        return make
-
-    return mend
+    return make
 
 
-@contextlib.contextmanager
-def each_compiled(model: Any) -> Iterator[None]:
+def each_compiled(model: Any) -> Any:
     """Let Keras make functions in the block that are compiled on each device of a strategy."""
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
-        yield
-        return
+        return contextlib.nullcontext()
     if is_across(model):
-        with laid_out(model).compiling():
-            yield
-        return
-    with compiling(model, strategy.extended.worker_devices):
-        yield
+        return laid_out(model).compiling()
+    return compiling(model, strategy.extended.worker_devices)
 
 
-def _there(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _stepping(step: str, model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    if model.distribute_strategy.num_replicas_in_sync > 1:
+        return _asking_first(model, step, function)
+    return _there(model, function) if model.jit_compile else function
+
+
+def _there(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """Call a function of steps on the strategy's device, where XLA looks for the weights."""
-    import tensorflow as tf
 
     def there(iterator: Any) -> Any:
         with tf.device(model.distribute_strategy.extended.worker_devices[0]):
             return function(iterator)
 
-    there.of_keras = function  # type: ignore[attr-defined]
-    return there if model.jit_compile else function
+    return there
 
 
-MAKES = {
-    "train": makes("train_function", "train_step"), "test": makes("test_function", "test_step"),
-}  # fmt: skip
+def _predicting(model: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let each replica predict its part of what predict_on_batch is given."""
+    return lambda data: function([Predicted(*whole(each)) for each in data])
 
 
 def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    import tensorflow as tf
-
     known, strategy = False, model.distribute_strategy
     strategy.forget(getattr(model, step))  # it may be compiled with another loss
     if is_own(getattr(model, step)):
@@ -209,9 +191,7 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
                 raise StopIteration
         elif not handed_out:  # by train_on_batch
             iterator = [whole(data) for data in iterator]
-        asks = not known and (
-            own_losses(model) or own_metrics(model) or has_own(model)
-        )
+        asks = not known and (own_losses(model) or own_metrics(model) or has_own(model))
         try:
             # Eagerly it would have begun to change the model before it finds out.
             if known or not (tell or asks or model.run_eagerly):
@@ -233,16 +213,12 @@ def _asking_first(model: Any, step: str, function: Callable[..., Any]) -> Callab
             return function(iter(again(batches, iterator.element_spec)))
         return function(iter(batches))
 
-    first.of_keras = function  # type: ignore[attr-defined]
     return first
 
 
 @contextlib.contextmanager
 def results_of_all(model: Any) -> Iterator[None]:
     """Let metrics give a step of one's own what they have of all replicas, as on one device."""
-    import keras
-    import tensorflow as tf
-
     def of_all(metric: Any) -> Callable[[], Any]:
         result = metric.result
 
@@ -265,8 +241,6 @@ def results_of_all(model: Any) -> Iterator[None]:
 
 def batches_of(data: Any) -> Any:
     """Give the dataset that the strategy has made something of, all else as it is."""
-    import tensorflow as tf
-
     if isinstance(data, Shared):
         return data.batches
     of_function = isinstance(data, tf.distribute.DistributedDataset) and hasattr(data, "of_all")
@@ -276,28 +250,6 @@ def batches_of(data: Any) -> Any:
 def whole(data: Any) -> Whole:
     """Let each replica take its part of data that no dataset of `fit` has handed out."""
     return data if isinstance(data, Whole) else Whole(data)
-
-
-def predicts(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let each replica predict its part of what predict_on_batch is given."""
-
-    def make(self: Any, force: bool = False) -> Any:
-        strategy = self.distribute_strategy
-        if not getattr(strategy, "of_fit", False):
-            return original(self, force)
-        with each_compiled(self):
-            made = original(self, force)
-        function = self.predict_function
-        if not hasattr(function, "of_keras"):
-
-            def of_wholes(data: Any) -> Any:
-                return function([Predicted(*whole(each)) for each in data])
-
-            of_wholes.of_keras = function  # type: ignore[attr-defined]
-            self.predict_function = of_wholes
-        return made
-
-    return make
 
 
 def unsaved(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,8 +269,6 @@ def unsaved(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def again(batches: list[Any], spec: Any) -> Any:
     """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
-    import tensorflow as tf
-
     def like(*given: Any) -> Any:
         pairs = zip(tf.nest.flatten(given), tf.nest.flatten(spec), strict=True)
         return tf.nest.pack_sequence_as(spec, [
@@ -336,8 +286,6 @@ def _go_on(iterator: Any, passes: int, steps: int | None, at_once: int) -> None:
     Without a number of steps Keras begins before each pass, and after it where it knew the end.
     With one it goes on in the next pass where it was, and begins again after one that saw the end.
     """
-    import tensorflow as tf
-
     data, batches = _private.dataset_of(iterator).whole, iterator.data_adapter.num_batches
     if steps is None:
         for _ in range(passes if batches is None else 2 * passes):
@@ -385,9 +333,6 @@ def is_across(model: Any) -> bool:
 
 def _check_metrics(model: Any) -> None:
     """Refuse metrics that were made outside of the scope: replicas would write over each other."""
-    import keras
-    import tensorflow as tf
-
     given = _private.compiled_with(model) if model.compiled else {}
     for each in keras.tree.flatten([given.get("metrics"), given.get("weighted_metrics")]):
         own = each.variables if isinstance(each, keras.Metric) else []
@@ -400,8 +345,6 @@ def _check_metrics(model: Any) -> None:
 
 
 def _check_scope(model: Any, strategy: Any) -> None:
-    import tensorflow as tf
-
     several, copies = strategy.num_replicas_in_sync > 1, tf.distribute.DistributedValues
     in_one = several or not model.weights or isinstance(model.weights[0].value, copies)
     if in_one and not getattr(strategy, "of_fit", False):
@@ -453,8 +396,6 @@ def _check_choices(model: Any, strategy: Any) -> None:
 
 
 def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
-    import tensorflow as tf
-
     if isinstance(data, tf.data.Dataset) and steps is None:
         if data.cardinality().numpy() == tf.data.INFINITE_CARDINALITY:
             raise ValueError(
@@ -463,45 +404,38 @@ def _check_end(data: Any, name: str, argument: str, steps: int | None) -> None:
             )
 
 
-def entered(original: Callable[..., Any]) -> Callable[..., Any]:
+@of_fit
+def entered(original: Any, self: Any, *args: Any, **named: Any) -> Any:
     """Let the mends be in force while a model of ours does something."""
-
-    def does(self: Any, *args: Any, **named: Any) -> Any:
-        ours = getattr(self.distribute_strategy, "of_fit", False)
-        if not ours:
-            return original(self, *args, **named)
-        named = {name: batches_of(value) for name, value in named.items()}
-        with in_force():
-            return original(self, *map(batches_of, args), **named)
-
-    return does
+    named = {name: batches_of(value) for name, value in named.items()}
+    with in_force():
+        return original(self, *map(batches_of, args), **named)
 
 
-def predicted(original: Callable[..., Any]) -> Callable[..., Any]:
+@of_fit
+def predicted(original: Any, self: Any, *args: Any, **named: Any) -> Any:
     """Let several workers compare what they have for a predict, and ask so at each step."""
-    does = entered(original)
-
-    def predict(self: Any, *args: Any, **named: Any) -> Any:
-        strategy = self.distribute_strategy
-        if getattr(strategy, "of_fit", False) and strategy.workers > 1:
-            compare_inputs(batches_of(args[0] if args else named.get("x")), strategy)
-            strategy.asks_at_each_step = True
-        try:
-            return does(self, *args, **named)
-        finally:
-            vars(strategy).pop("asks_at_each_step", None)
-
-    return predict
+    strategy = self.distribute_strategy
+    if strategy.workers > 1:
+        compare_inputs(batches_of(args[0] if args else named.get("x")), strategy)
+        strategy.asks_at_each_step = True
+    try:
+        return entered(original)(self, *args, **named)
+    finally:
+        vars(strategy).pop("asks_at_each_step", None)
 
 
 # What looks first whether a model is ours, and that its variables are numbers: always there.
 ALWAYS = {"fit": fit, "float": number, "int": number, "predictions": predicted} | dict.fromkeys(
     ("evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
 )
-INSIDE = MENDS | MAKES | {
-    "build": build, "predict": predicts, "compiles": compiles, "unsaved": unsaved,
+INSIDE = MENDS | {
+    "build": build, "compiles": compiles, "unsaved": unsaved,
+    "train": makes("train_function", functools.partial(_stepping, "train_step")),
+    "test": makes("test_function", functools.partial(_stepping, "test_step")),
+    "predict": makes("predict_function", _predicting),
 }  # fmt: skip
-_uses, _lock = 0, threading.RLock()
+_uses, _lock, _undo = 0, threading.RLock(), contextlib.ExitStack()
 
 
 @contextlib.contextmanager
@@ -510,7 +444,11 @@ def in_force() -> Iterator[None]:
     global _uses
     with _lock:
         if not _uses:
-            _switch(True)
+            with contextlib.ExitStack() as done:
+                for which, how in INSIDE.items():
+                    _private.mend(which, how)
+                    done.callback(_private.unmend, which, how)
+                _undo.push(done.pop_all())
         _uses += 1
     try:
         yield
@@ -518,7 +456,7 @@ def in_force() -> Iterator[None]:
         with _lock:
             _uses -= 1
             if not _uses:
-                _switch(False)
+                _undo.close()
 
 
 def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
@@ -526,8 +464,6 @@ def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
 
     It is asked in a thread, which knows nothing of what is traced in this one.
     """
-    import tensorflow as tf
-
     def few(x: Any, length: int) -> Any:
         if not (hasattr(x, "dtype") and hasattr(x, "shape")):
             return x
@@ -548,18 +484,6 @@ def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
 
     with ThreadPoolExecutor(1) as outside:
         return outside.submit(asked).result()
-
-
-def _switch(on: bool) -> None:
-    done = []
-    try:
-        for which, how in INSIDE.items():
-            (_private.mend if on else _private.unmend)(which, how)
-            done.append(which)
-    except RuntimeError:
-        for which in done:
-            _private.unmend(which, INSIDE[which])
-        raise
 
 
 def mend_entries() -> None:
