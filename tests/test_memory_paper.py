@@ -52,13 +52,6 @@ def test_all_numbers_of_zero_are_met(parameters):
             assert way.held == way.weights + way.gradients + way.slots
 
 
-def test_stage_3_sends_half_as_much_again():
-    ways = by_name(1e9, 4)
-    assert ways["batch over"].sends == 2 * 3 / 4 * 2e9
-    sent = [ways[f"ZeRO {stage}"].sends / ways["batch over"].sends for stage in (1, 2, 3)]
-    assert sent == [1, 1, 1.5]
-
-
 def test_activations_of_split_layers_are_those_of_the_formula():
     """s b h (10 + 24/t + 5 a s/(h t)) bytes, docs/sources.md."""
     s, b, h, a, layers = 2048, 3, 4096, 32, 5
@@ -138,50 +131,28 @@ def test_remedies_on_one_device_are_those_of_the_plan(keras, plan):
 
 def test_what_fit_can_do_is_a_layout_that_it_takes(keras, plan):
     """On a model of so many layers and these devices; it then trains and tells this layout."""
-    taken, data = set(), (np.ones((8, 6), "f"), np.ones((8, 6), "f"))
+    taken, data = {}, np.ones((2, 8, 6), "f")
     options = {"precision": "float32", "layers": 4, "between": 192, "pieces": 2}
     for n in (1, 2):
         paper = memory.on_paper(4 * 36, n, **options)
         for way in paper.ways:
-            layout = way.layout
-            if layout is None:
-                assert way.name in ("ZeRO 1", "ZeRO 3", "tensor parallel")
-            if layout is None or (way.name, layout) in taken:
+            if (layout := way.layout) is None:
                 continue
-            taken.add((way.name, layout))
+            taken[way.name] = len(layout.devices), way.options
             moved = {"devices": plan.devices[:n]} if layout.devices else {}
-            assert layout.devices in ((), ("/GPU:0", "/GPU:1")[:n])
             with policy("mixed_bfloat16" if way.half else "float32"):
                 model = equal(6, 4, "sgd")
             assert fit.layout(fit.use(model, way, **moved)) == layout.changed(**moved)
             assert np.isfinite(model.train_on_batch(*data))
-    assert {name for name, _ in taken} == {
-        "as it is", "mixed_bfloat16", "2 pieces", "recompute in 2 parts", "batch over 2 devices",
-        "ZeRO 2", "pipeline", "state on the host",
+    assert taken == {
+        "as it is": (0, {}), "mixed_bfloat16": (0, {}), "2 pieces": (0, {"pieces": 2}),
+        "recompute in 2 parts": (0, {"recompute": 2}), "batch over 2 devices": (2, {}),
+        "ZeRO 2": (2, {"state": "owners"}), "pipeline": (2, {"stages": 2}),
+        "state on the host": (2, {"state": "host"}),
     }  # fmt: skip
     halved = next(way for way in paper.ways if way.half)
     with pytest.raises(ValueError, match="'mixed_bfloat16' is of a model in half precision"):
         fit.use(equal(6, 4, "sgd"), halved)
-
-
-def test_what_paper_and_plan_call_alike_is_one_layout(plan):
-    """The names of `memory.plan` that are on paper too, and what stands for others of them."""
-    model, n = equal(64, 9, "adam"), 2
-    paper = memory.on_paper(9 * 64**2, n, precision="float32", layers=9, between=1, pieces=2).ways
-    found = {way.name: (way.half, way.layout) for way in paper}
-    others = {"ZeRO 2": "batch and state over 2 devices", "pipeline": "2 stages"}
-    alike = {others.get(name, name): pair for name, pair in found.items()}
-    ways = [way for way in memory.plan(model, 32, n).ways if way.name in alike]
-    assert len(ways) >= 6
-    for way in ways:
-        half, layout = alike[way.name]
-        assert half == way.half
-        on_one = way.name == "state on the host"  # where the plan has the first device alone
-        where = {"devices": plan.devices[: 1 if on_one else n]} if layout.devices else {}
-        again = way.layout if way.name != "2 stages" else way.layout.changed(stages=2)
-        if layout.recompute:
-            again = again.changed(recompute=layout.recompute)
-        assert layout.changed(**where) == again, way.name
 
 
 def megatron(devices, parameters, hidden, layers, link=links.NVLINK_2):
@@ -232,17 +203,8 @@ def test_the_page_has_numbers_of_zero():
 def test_the_example_of_the_page_runs():
     ran = doctest.DocTestParser().get_doctest(PAGE.replace("```", ""), {}, "on_paper.md", None, 0)
     said = []
-    assert ran.examples
+    assert ran.examples and "fits" not in repr(memory.on_paper(7e9, 8))
     assert not doctest.DocTestRunner().run(ran, out=said.append).failed, "".join(said)
-
-
-def test_what_fits_is_said():
-    found = memory.on_paper(7e9, 8, budget=20e9)
-    assert [way.name for way in found.fitting] == ["ZeRO 3", "state on the host"]
-    head, *lines = repr(found).splitlines()[1:]
-    assert head.split()[:2] == ["held", "fits"] and "takes" not in head
-    assert [("yes" in line.split()) for line in lines] == [w in found.fitting for w in found.ways]
-    assert "fits" not in repr(memory.on_paper(7e9, 8))
 
 
 @pytest.mark.parametrize("given, value", [

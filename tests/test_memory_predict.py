@@ -9,14 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import by_shapes
 from conftest import later, run_python
-from fit_models import cross
 from gpu_graph import recorded
-from keras_models import COMPILED, built, compiled, lesson
+from keras_models import COMPILED, built, compiled
 from mgpu_helpers import devices, fit, graph, memory
 from mgpu_helpers.graph.step import training_step
-from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory.liveness import counted, entered
 from mgpu_helpers.memory.measuring import Measured
 from mgpu_helpers.memory.order import DEVICE, in_order
@@ -116,44 +113,13 @@ def test_a_loop_holds_what_it_puts_into_its_lists(tf, plan):
         assert function_step(back, x)[1].peak(D) <= 1.2 * lists
 
 
-@pytest.mark.parametrize("network, batch, settings", [
-    (networks.tensorlight(0.25), 32, (0.25,)), later(networks.jang(300, 0.125), 100, (0.125, 300)),
-], ids=["tensorlight", "jang"])  # fmt: skip
-def test_the_count_by_hand_and_a_trace_agree_with_it(plan, network, batch, settings):
-    """Of operations that are ready at once TensorFlow leaves those for later that cost its clock.
-
-    Where all gradients of weights wait, 15.2 MB are counted for jang with 200 examples, where none
-    does 12.7, and its step holds 12.7 or 13.9.
-    """
-    model = lesson(network.name, *settings)
-    model.compile("adam", cross())
-    assert model.count_params() == networks.parameters(network)
-    by_hand, held = by_shapes.predict(network, batch), memory.predict(model, batch)
-    assert held.weights == by_hand.weights
-    x, y = np.zeros((batch, *network.input), np.float32), np.zeros(batch, np.int64)
-    assert held.low < traced(plan, model, x, y) + held.weights + held.slots < held.high
-    low, high = orders(model, batch, held)
-    assert 0.85 * low <= by_hand.total <= 1.15 * high
-    others = counted(training_step(model, batch).concrete.graph, threads=True).peak(DEVICE)
-    assert held.high >= held.weights + held.slots + 1.1 * others  # most of tensorlight's
-
-
-def orders(model, batch, held):
-    """Count a step where all gradients of weights wait, and where none does; the smaller first."""
-    graph = training_step(model, batch).concrete.graph
-    return sorted(
-        counted(graph, broad=broad).peak(DEVICE) + held.weights + held.slots
-        for broad in (False, True)
-    )
-
-
 def test_in_one_thread_a_step_holds_about_what_was_counted(plan, monkeypatch):
     """For one order of its operations or the other."""
     monkeypatch.setattr(devices.plan, "_plan", replace(plan, devices=plan.devices[:1]))
     model, x, y = built("transformer", 32)
-    held = memory.predict(model, 32)
-    real = traced(plan, model, x, y) + held.weights + held.slots
-    low, high = orders(model, 32, held)
+    real = traced(plan, model, x, y)
+    graph = training_step(model, 32).concrete.graph
+    low, high = sorted(counted(graph, broad=broad).peak(DEVICE) for broad in (False, True))
     assert 0.85 * low <= real <= 1.15 * high
 
 
@@ -374,6 +340,7 @@ def test_the_error_is_what_95_of_100_steps_stay_within():
 
 @pytest.mark.parametrize("wrong, said", [
     (lambda: memory.predict(compiled("lion")[0], 0), "batch=0.*, 1 or more"),
+    (lambda: memory.plan(compiled("lion")[0], 8, budget=math.nan), "budget=nan"),
     (lambda: memory.fits(compiled("lion")[0], 1000), "1 kB do not hold dense.*stages=2"),
     (lambda: memory.predict(remade(), 4), "RematScope"),
     (lambda: memory.predict(endless(), 4), "as often as its data say.*memory.measure"),
