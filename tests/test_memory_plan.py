@@ -448,7 +448,7 @@ def test_a_wrong_call_is_named(script, capsys, given, said):
 
 def test_losses_and_metrics_of_a_batch_that_is_shared_out_are_of_all_of_it(keras, plan):
     """What of layers is in the graph is of a share; nobody has placed the loss and the metrics."""
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(40, "relu", name="a")])
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(300, "relu", name="a")])
     model.compile("sgd", "mse", metrics=["mae"])
     graph = training_step(model, savers.PROBE, "sgd").concrete.graph
     order = savers.ordered(graph, [["a"]])

@@ -12,9 +12,9 @@ from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, size_text, table, whole_number
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import bytes_of
-from mgpu_helpers.graph.walk import Unknown
 from mgpu_helpers.memory.borrowing import sentence
 from mgpu_helpers.memory.how import How
+from mgpu_helpers.memory.predicting import or_measured
 from mgpu_helpers.memory.ways import Step, Way
 
 NO_LESS = 1.02  # times the least that pieces can hold: more of them are not worth their time
@@ -125,13 +125,8 @@ def plan(
     devices = whole_number("devices", devices, "a number of devices", 1)
     if not budget > 0:
         raise ValueError(f"budget={budget!r} is no number of bytes: use one above 0.")
-    try:
+    with or_measured(model):
         *others, step = [Step(model, batch, _names(devices), optimizer, n) for n in lengths]
-    except Unknown as reason:
-        raise ValueError(
-            f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
-            "memory.measure."
-        ) from None
     ways = dict(_alone(step, budget))
     if not any(same and way.high <= budget for way, same in ways.items()):
         ways |= dict.fromkeys(_together(step, budget), True)
