@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conftest import later, run_python
-from fit_models import cross, policy
+from fit_models import cross, policy, subclass
 from keras_models import COMPILED, built, compiled
 from mgpu_helpers import fit, graph, memory, trace
 from mgpu_helpers.__main__ import main
@@ -338,17 +338,8 @@ def test_pieces_are_as_few_as_fit(plan):
     assert [note.partition(" ")[0] for note in notes] == ["pieces", "recompute"]
 
 
-def test_what_has_no_layers_in_a_row_is_not_cut(keras, plan):
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__(name="own")
-            self.inner = keras.layers.Dense(4)
-
-        def call(self, x):
-            return self.inner(x)
-
-    model = Own()
-    model(np.ones((1, 3), "f"))
+def test_what_has_no_layers_in_a_row_is_not_cut(plan):
+    model, _ = subclass()
     found = memory.plan(model, 16, devices=2)
     assert not re.search("recompute in|stages", " ".join(way.name for way in found.ways))
     assert "recompute and stages are left out" in found.notes[0]
