@@ -52,6 +52,12 @@ def test_all_numbers_of_zero_are_met(parameters):
             assert way.held == way.weights + way.gradients + way.slots
 
 
+def test_where_layers_keep_their_inputs_only_nothing_is_shared_out():
+    found = by_name(7e9, 8, activations=4e9, layers=4, between=1e9)
+    assert found["tensor parallel"].activations == 4e9
+    assert "2 rows" in found  # and a stage can be a single layer
+
+
 def equal(width, depth, optimizer):
     """Make a model of equal layers."""
     import keras

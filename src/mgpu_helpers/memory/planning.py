@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -206,11 +207,8 @@ def _in_pieces(step: Step, how: How, budget: float) -> Way:
     most = how.of_row(step.batch)
     pieces = functools.cache(lambda k: step.way(replace(how, layout=how.layout.changed(pieces=k))))
     enough = max(budget, NO_LESS * pieces(most).high)
-    few, many = 1, most
-    while many - few > 1:  # what is held becomes less with more pieces
-        middle = (few + many) // 2
-        few, many = (few, middle) if pieces(middle).high <= enough else (middle, many)
-    return pieces(many)
+    # What is held becomes less with more pieces.
+    return pieces(2 + bisect_left(range(2, most), True, key=lambda k: pieces(k).high <= enough))
 
 
 def _notes(step: Step, ways: Iterable[Way]) -> Iterator[str]:
