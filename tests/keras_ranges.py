@@ -21,10 +21,8 @@ APPLICATIONS = {
     "EfficientNetV2B0": 32, "DenseNet121": 32, "ResNet50": 32, "ResNet50V2": 32, "VGG16": 32,
     "Xception": 71, "InceptionV3": 75, "ConvNeXtTiny": 32,
 }  # fmt: skip
-WAYS = {  # by what a line of the plan is called
-    "fit": "as it is", "shares": "batch over .*", "pieces": r"\d+ pieces",
-    "recompute": "recompute in .*",
-}  # fmt: skip
+# By what a line of the plan is called.
+WAYS = {"shares": "batch over .*", "pieces": r"\d+ pieces", "recompute": "recompute in .*"}
 
 
 def wide() -> Any:
@@ -113,7 +111,7 @@ def compared(plan: Any, name: str, batch: int) -> Iterator[dict[str, Any]]:
     yield row("fit", memory.predict(model, batch), model)
     for way, called in WAYS.items():
         said = next((each for each in ways if re.fullmatch(called, each.name)), None)
-        if said and said.write:
+        if said:
             fit.use(model, said)
             yield row(way, said, model)
             fit.alone(model)

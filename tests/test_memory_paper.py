@@ -52,25 +52,10 @@ def test_all_numbers_of_zero_are_met(parameters):
             assert way.held == way.weights + way.gradients + way.slots
 
 
-def test_stage_3_sends_half_as_much_again():
-    ways = by_name(1e9, 4)
-    assert ways["batch over"].sends == 2 * 3 / 4 * 2e9
-    sent = [ways[f"ZeRO {stage}"].sends / ways["batch over"].sends for stage in (1, 2, 3)]
-    assert sent == [1, 1, 1.5]
-
-
-def test_activations_of_split_layers_are_those_of_the_formula():
-    """s b h (10 + 24/t + 5 a s/(h t)) bytes, docs/sources.md."""
-    s, b, h, a, layers = 2048, 3, 4096, 32, 5
-    whole = layers * s * b * h * (34 + 5 * a * s / h)
-    for t in (2, 8):
-        found = by_name(7e9, t, activations=whole, layers=layers, between=2 * s * b * h)
-        kept = layers * s * b * h * (10 + 24 / t + 5 * a * s / (h * t))
-        assert found["tensor parallel"].activations == pytest.approx(kept, rel=1e-12)
-        assert found["pipeline"].activations == found["ZeRO 3"].activations == whole / t
-    kept = layers * 2 * s * b * h  # where each layer keeps its input only, nothing is shared out
-    found = by_name(7e9, 8, activations=kept, layers=layers, between=2 * s * b * h)
-    assert found["tensor parallel"].activations == kept
+def test_where_layers_keep_their_inputs_only_nothing_is_shared_out():
+    found = by_name(7e9, 8, activations=4e9, layers=4, between=1e9)
+    assert found["tensor parallel"].activations == 4e9
+    assert "2 rows" in found  # and a stage can be a single layer
 
 
 def equal(width, depth, optimizer):
@@ -116,102 +101,72 @@ def test_paper_and_plan_agree(plan):
 
 
 def test_remedies_on_one_device_are_those_of_the_plan(keras, plan):
-    width, batch, depth, pieces = 256, 8, 9, 2
+    width, batch, depth = 256, 8, 9
     optimizer = keras.optimizers.Adam(global_clipnorm=1.0)  # needs all gradients at once
     model = equal(width, depth, optimizer)
     held = {way.name: way.held for way in memory.plan(model, batch).ways}
     kept, handed = 4 * batch * width * depth, 4 * batch * width
-    options = {"activations": kept, "layers": depth, "between": handed, "pieces": pieces}
+    options = {"activations": kept, "layers": depth, "between": handed, "pieces": 2}
     found = memory.on_paper(depth * width**2, 1, precision="float32", **options)
     ways = {way.name: way for way in found.ways}
     assert list(ways) == [name for name in held if not name.endswith("stages")]
     # Where the weights are most of it, pieces cost the sum of their gradients.
     more = ways["2 pieces"].gradients - ways["as it is"].gradients
     assert more == pytest.approx(held["2 pieces"] - held["as it is"], rel=1e-3)
-    assert ways["2 pieces"].activations == kept / pieces
-    assert ways["mixed_bfloat16"].held == ways["as it is"].held - kept / 2
+    assert ways["2 pieces"].activations == ways["mixed_bfloat16"].activations == kept / 2
     assert ways["recompute in 3 parts"].activations == 3 * handed + kept / 3
     assert all(ways[name].sends == 0 for name in held if name != "state on the host")
-    mixed = memory.on_paper(1e9, 2, activations=kept)
-    assert {way.name.split()[0] for way in mixed.ways} == {"as", "batch", "ZeRO", "state"}
 
 
 def test_what_fit_can_do_is_a_layout_that_it_takes(keras, plan):
     """On a model of so many layers and these devices; it then trains and tells this layout."""
-    taken, data = set(), (np.ones((8, 6), "f"), np.ones((8, 6), "f"))
+    taken, data = {}, np.ones((2, 8, 6), "f")
     options = {"precision": "float32", "layers": 4, "between": 192, "pieces": 2}
     for n in (1, 2):
         paper = memory.on_paper(4 * 36, n, **options)
         for way in paper.ways:
-            layout = way.layout
-            if layout is None:
-                assert way.name in ("ZeRO 1", "ZeRO 3", "tensor parallel")
-            if layout is None or (way.name, layout) in taken:
+            if (layout := way.layout) is None:
                 continue
-            taken.add((way.name, layout))
+            taken[way.name] = len(layout.devices), way.options
             moved = {"devices": plan.devices[:n]} if layout.devices else {}
-            assert layout.devices in ((), ("/GPU:0", "/GPU:1")[:n])
             with policy("mixed_bfloat16" if way.half else "float32"):
                 model = equal(6, 4, "sgd")
             assert fit.layout(fit.use(model, way, **moved)) == layout.changed(**moved)
             assert np.isfinite(model.train_on_batch(*data))
-    assert {name for name, _ in taken} == {
-        "as it is", "mixed_bfloat16", "2 pieces", "recompute in 2 parts", "batch over 2 devices",
-        "ZeRO 2", "pipeline", "state on the host",
+    assert taken == {
+        "as it is": (0, {}), "mixed_bfloat16": (0, {}), "2 pieces": (0, {"pieces": 2}),
+        "recompute in 2 parts": (0, {"recompute": 2}), "batch over 2 devices": (2, {}),
+        "ZeRO 2": (2, {"state": "owners"}), "pipeline": (2, {"stages": 2}),
+        "state on the host": (2, {"state": "host"}),
     }  # fmt: skip
     halved = next(way for way in paper.ways if way.half)
     with pytest.raises(ValueError, match="'mixed_bfloat16' is of a model in half precision"):
         fit.use(equal(6, 4, "sgd"), halved)
 
 
-def test_what_paper_and_plan_call_alike_is_one_layout(plan):
-    """The names of `memory.plan` that are on paper too, and what stands for others of them."""
-    model, n = equal(64, 9, "adam"), 2
-    paper = memory.on_paper(9 * 64**2, n, precision="float32", layers=9, between=1, pieces=2).ways
-    found = {way.name: (way.half, way.layout) for way in paper}
-    others = {"ZeRO 2": "batch and state over 2 devices", "pipeline": "2 stages"}
-    alike = {others.get(name, name): pair for name, pair in found.items()}
-    ways = [way for way in memory.plan(model, 32, n).ways if way.name in alike]
-    assert len(ways) >= 6
-    for way in ways:
-        half, layout = alike[way.name]
-        assert half == way.half
-        on_one = way.name == "state on the host"  # where the plan has the first device alone
-        where = {"devices": plan.devices[: 1 if on_one else n]} if layout.devices else {}
-        again = way.layout if way.name != "2 stages" else way.layout.changed(stages=2)
-        if layout.recompute:
-            again = again.changed(recompute=layout.recompute)
-        assert layout.changed(**where) == again, way.name
-
-
-def megatron(devices, parameters, hidden, layers, link=links.NVLINK_2):
+def megatron(devices, parameters, hidden, layers, width=links.NVLINK_2.bandwidth):
     """Give the seconds that a GPU computes, and sends, in a step whose forward pass runs twice."""
-    computes = 8 * parameters * TOKENS / devices / SUSTAINED
-    if devices == 1:
-        return computes, 0.0
+    link = Link("NVLink", width, width, width, links.NVLINK_2.latency)
     ways = by_name(parameters, devices, layers=layers, between=2 * TOKENS * hidden,
                    recomputed=True, link=link)  # fmt: skip
-    return computes, ways["tensor parallel"].seconds
+    return 8 * parameters * TOKENS / devices / SUSTAINED, ways["tensor parallel"].seconds
 
 
 def rows():
     """Write the rows of the table of docs/on_paper.md."""
+    widths = links.NVLINK_2.low, links.NVLINK_2.high, links.NVLINK_2.bandwidth
     for devices, parameters, hidden, layers, published in WEAK:
-        got = []
-        for width in links.NVLINK_2.low, links.NVLINK_2.high, links.NVLINK_2.bandwidth:
-            link = Link("NVLink", width, width, width, links.NVLINK_2.latency)
-            computes, sends = megatron(devices, parameters, hidden, layers, link)
-            got.append(100 * computes / (computes + sends))
-        low, high, likely = got
+        each = [megatron(devices, parameters, hidden, layers, width) for width in widths]
+        low, high, likely = (100 * computes / (computes + sends) for computes, sends in each)
+        computes, sends = each[-1]
         yield (
             f"| {parameters / 1e9:.1f} billion on {devices} | {computes:.2f} s | {sends:.2f} s | "
             f"{likely:.0f} % ({low:.0f} % to {high:.0f} %) | {100 * published:.0f} % | "
             f"{likely / (100 * published):.2f} |"
         )
-    alone, _ = megatron(1, 1.2e9, 1536, 40)
     for devices, published in STRONG:
         computes, sends = megatron(devices, 1.2e9, 1536, 40)
-        faster = alone / (computes + sends)
+        faster = devices * computes / (computes + sends)
         yield (
             f"| 1.2 billion on {devices} | {computes:.2f} s | {sends:.2f} s | {faster:.2f} times | "
             f"{published:.2f} times | {faster / published:.2f} |"
@@ -232,17 +187,8 @@ def test_the_page_has_numbers_of_zero():
 def test_the_example_of_the_page_runs():
     ran = doctest.DocTestParser().get_doctest(PAGE.replace("```", ""), {}, "on_paper.md", None, 0)
     said = []
-    assert ran.examples
+    assert ran.examples and "fits" not in repr(memory.on_paper(7e9, 8))
     assert not doctest.DocTestRunner().run(ran, out=said.append).failed, "".join(said)
-
-
-def test_what_fits_is_said():
-    found = memory.on_paper(7e9, 8, budget=20e9)
-    assert [way.name for way in found.fitting] == ["ZeRO 3", "state on the host"]
-    head, *lines = repr(found).splitlines()[1:]
-    assert head.split()[:2] == ["held", "fits"] and "takes" not in head
-    assert [("yes" in line.split()) for line in lines] == [w in found.fitting for w in found.ways]
-    assert "fits" not in repr(memory.on_paper(7e9, 8))
 
 
 @pytest.mark.parametrize("given, value", [

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 
 from conftest import later, run_python
-from fit_models import CASES, X, Y, cross, policy
+from fit_models import cross, policy, subclass
 from keras_models import COMPILED, built, compiled
 from mgpu_helpers import fit, graph, memory, trace
 from mgpu_helpers.__main__ import main
 from mgpu_helpers._names import short
 from mgpu_helpers.graph.step import training_step
 from mgpu_helpers.memory import savers
-from mgpu_helpers.memory.command import size
 from mgpu_helpers.scaling import links
-from mgpu_helpers.trace.both_passes import passes
 
 SAME = {"ExpandDims", "Identity", "IdentityN", "Reshape", "Squeeze"}  # what they are given
 IN_PLACE = {"AddV2", "Mul", "Neg", "Sub"}  # perhaps, of one of two
@@ -200,14 +198,6 @@ def test_a_model_of_a_scope_has_the_plan_of_one_without(keras, plan):
     assert planned(fit.strategy(plan).scope()) == planned(contextlib.nullcontext())
 
 
-def test_a_part_of_layers_that_were_named_before_has_no_place_of_its_own():
-    """As where KerasHub's Gemma calls its embedding once more, at the end."""
-    one = trace.Op("a/MatMul", "MatMul", "/CPU:1", 0.0, 1.0)
-    groups = [["a"], []]
-    found = passes(trace.Trace((one,), (), {}, ()), groups, all_ran=False)
-    assert found == ({"a/MatMul": 0}, set())
-
-
 def test_many_weights_need_no_graph_of_the_optimizer(plan, monkeypatch):
     """More than so many, and SGD stands for it: the range of a traced Adam still holds."""
     model, x, y = make(plan, "adamw")
@@ -335,12 +325,6 @@ def test_a_loop_is_in_the_pass_that_runs_it(keras, plan):
     assert work["recompute in 2 parts"] == pytest.approx(1 + first / whole, rel=1e-2)
 
 
-def test_what_is_not_float32_is_not_halved(keras, plan):
-    layers = [keras.layers.Dense(8, dtype="float64"), keras.layers.Dense(2, dtype="float64")]
-    ways = memory.plan(keras.Sequential([keras.Input([4]), *layers]), 16, budget=1).ways
-    assert not any("mixed" in way.name for way in ways)
-
-
 def test_pieces_are_as_few_as_fit(plan):
     """And not the next power of two; the most has no better, however small the budget."""
     model, *_ = deep(1, blocks=1)
@@ -354,26 +338,8 @@ def test_pieces_are_as_few_as_fit(plan):
     assert [note.partition(" ")[0] for note in notes] == ["pieces", "recompute"]
 
 
-def test_nothing_fits(two):
-    model, _ = two
-    p = graph.parameters(model) * 4
-    found = memory.plan(model, 8, devices=2, budget=p / 2)
-    assert found.fitting == () and found.weights == p
-    last = repr(found).splitlines()[-1]
-    assert last.startswith("nothing fits: the weights alone are") and memory.size_text(p) in last
-
-
-def test_what_has_no_layers_in_a_row_is_not_cut(keras, plan):
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__(name="own")
-            self.inner = keras.layers.Dense(4)
-
-        def call(self, x):
-            return self.inner(x)
-
-    model = Own()
-    model(np.ones((1, 3), "f"))
+def test_what_has_no_layers_in_a_row_is_not_cut(plan):
+    model, _ = subclass()
     found = memory.plan(model, 16, devices=2)
     assert not re.search("recompute in|stages", " ".join(way.name for way in found.ways))
     assert "recompute and stages are left out" in found.notes[0]
@@ -415,46 +381,6 @@ def test_a_frozen_base_runs_once_and_pieces_change_nothing_in_it(keras, plan):
     assert [way.work for way in found.ways if way.name.startswith("recompute")] == [1.0]
     (said,) = found.notes  # nothing of a BatchNormalization, nor of a layer that is most
     assert said.endswith("the others have no gradients and no slots.")
-
-
-@pytest.mark.parametrize("given, value", [
-    ({"batch": 0}, "batch=0"), ({"devices": 0}, "devices=0"), ({"budget": 0}, "budget=0"),
-    ({"budget": float("nan")}, "budget=nan"),
-])  # fmt: skip
-def test_bad_arguments(plan, given, value):
-    with pytest.raises(ValueError, match=value):
-        memory.plan(dense(8), **{"batch": 8, **given})
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case, kind", [
-    ("sequential", "float32"), ("sequential", "mixed_float16"), ("two_of_each", "float32"),
-    ("subclass", "float32"),
-])  # fmt: skip
-def test_each_line_trains_as_it_is_printed(keras, plan, case, kind):
-    """Alone and in combinations, whether or not the layers are in a row."""
-
-    def made():
-        keras.utils.clear_session()  # so that layers are always called the same
-        keras.config.set_dtype_policy(now)
-        model, given = CASES[case]()
-        data = given.get("x", X), given.get("y", Y)
-        return model, *keras.tree.map_structure(lambda each: each[:8], data)
-
-    now = kind
-    with policy(kind):
-        model, *data = made()
-        ways = memory.plan(model, tuple(data), devices=2, budget=1).ways
-        assert len(ways) >= 6
-        for way in ways:
-            if way.half and case == "subclass":  # which adds a loss of its own, in that half
-                continue
-            now = "mixed_bfloat16" if way.half else kind
-            model, x, y = made()
-            run(way, model, plan)
-            losses = model.fit(x, y, batch_size=8, epochs=2, verbose=0).history["loss"]
-            half = kind == "mixed_float16"  # whose first steps may overflow
-            assert losses[1] < losses[0] or half and np.isfinite(losses).all(), way
 
 
 # In a terminal
@@ -500,51 +426,26 @@ def test_parameters_are_counted_without_a_script(capsys):
 
 @pytest.mark.parametrize("given, said", [
     (["broken", "--batch", "8"], "no luck"), (["absent", "--batch", "8"], "absent"),
-    (["build", "--batch", "8", "--devices", "0"], "0"),
-    (["build", "--batch", "8", "--budget", "much"], "much"),
-    (["build", "--parameters", "7B"], "give SCRIPT"), (["--batch", "8"], "give SCRIPT"),
-    (["build"], "give --batch"), (["--parameters", "7X"], "7X"), (["--parameters", "0"], "'0'"),
+    (["build", "--batch", "8", "--budget", "16"], "16GB or"), (["build"], "give --batch"),
+    (["build", "--parameters", "7B"], "give SCRIPT"), (["--parameters", "0"], "'0'"),
     (["--parameters", "7B", "--optimizer", "sgd"], "--optimizer is for"),
-    (["build", "--batch", "8", "--link", "NVLINK_3"], "--link is for"),
-    (["--parameters", "7B", "--link", "cable"], "cable"),
 ])  # fmt: skip
 def test_a_wrong_call_is_named(script, capsys, given, said):
-    """A function and parameters, or neither, are an error, too."""
     first = [given[0]] if given[0].startswith("-") else [f"{script}:{given[0]}"]
     with pytest.raises(SystemExit) as stopped:
         main(["plan", *first, *given[1:]])
     assert stopped.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_sizes():
-    given = ("16GB", "1.5 GiB", "300e6", "5")
-    assert [size(text) for text in given] == [16 * 10**9, 3 * 2**29, 300 * 10**6, 5]
-
-
-@pytest.fixture(scope="module")
-def counted(keras):
-    """Give what is counted of a step of two layers, each of which is a part."""
-    layers = [keras.layers.Dense(40, "relu", name="a"), keras.layers.Dense(300, name="b")]
-    model = keras.Sequential([keras.Input((8,)), *layers])
-    model.compile("sgd", "mse", metrics=["mae"])
-    step = training_step(model, savers.PROBE, "sgd").concrete.graph
-    return model, savers.ordered(step, [["a"], ["b"]])
-
-
-def test_losses_and_metrics_of_a_batch_that_is_shared_out_are_of_all_of_it(counted):
+def test_losses_and_metrics_of_a_batch_that_is_shared_out_are_of_all_of_it(keras, plan):
     """What of layers is in the graph is of a share; nobody has placed the loss and the metrics."""
-    model, order = counted
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(300, "relu", name="a")])
+    model.compile("sgd", "mse", metrics=["mae"])
+    graph = training_step(model, savers.PROBE, "sgd").concrete.graph
+    order = savers.ordered(graph, [["a"]])
     before = {node.name: node for node in order.nodes}
     times = {before[node.name].op.type: sum(node.bytes) // sum(before[node.name].bytes)
              for node in savers.joined(order, model, 4).nodes
              if node.name in before and sum(node.bytes) >= 1000}  # fmt: skip
     assert times["Square"] == times["Abs"] == 4  # of the loss, and of the metric
     assert times["MatMul"] == times["Relu"] == times["BiasAddGrad"] == 1
-
-
-def test_all_parts_but_the_last_are_run_again(counted):
-    _, order = counted
-    again = [node.name for node in savers.again(order, [0, 1]).nodes]
-    late = order.back | order.updates
-    products = [node for node in order.nodes if node.op.type == "MatMul" and node not in late]
-    assert [again.count(node.name) for node in products] == [2, 1]

@@ -9,14 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import by_shapes
 from conftest import later, run_python
-from fit_models import cross
 from gpu_graph import recorded
-from keras_models import COMPILED, built, compiled, lesson
+from keras_models import COMPILED, built, compiled
 from mgpu_helpers import devices, fit, graph, memory
 from mgpu_helpers.graph.step import training_step
-from mgpu_helpers.lessons import networks
 from mgpu_helpers.memory.liveness import counted, entered
 from mgpu_helpers.memory.measuring import Measured
 from mgpu_helpers.memory.order import DEVICE, in_order
@@ -116,44 +113,13 @@ def test_a_loop_holds_what_it_puts_into_its_lists(tf, plan):
         assert function_step(back, x)[1].peak(D) <= 1.2 * lists
 
 
-@pytest.mark.parametrize("network, batch, settings", [
-    (networks.tensorlight(0.25), 32, (0.25,)), later(networks.jang(300, 0.125), 100, (0.125, 300)),
-], ids=["tensorlight", "jang"])  # fmt: skip
-def test_the_count_by_hand_and_a_trace_agree_with_it(plan, network, batch, settings):
-    """Of operations that are ready at once TensorFlow leaves those for later that cost its clock.
-
-    Where all gradients of weights wait, 15.2 MB are counted for jang with 200 examples, where none
-    does 12.7, and its step holds 12.7 or 13.9.
-    """
-    model = lesson(network.name, *settings)
-    model.compile("adam", cross())
-    assert model.count_params() == networks.parameters(network)
-    by_hand, held = by_shapes.predict(network, batch), memory.predict(model, batch)
-    assert held.weights == by_hand.weights
-    x, y = np.zeros((batch, *network.input), np.float32), np.zeros(batch, np.int64)
-    assert held.low < traced(plan, model, x, y) + held.weights + held.slots < held.high
-    low, high = orders(model, batch, held)
-    assert 0.85 * low <= by_hand.total <= 1.15 * high
-    others = counted(training_step(model, batch).concrete.graph, threads=True).peak(DEVICE)
-    assert held.high >= held.weights + held.slots + 1.1 * others  # most of tensorlight's
-
-
-def orders(model, batch, held):
-    """Count a step where all gradients of weights wait, and where none does; the smaller first."""
-    graph = training_step(model, batch).concrete.graph
-    return sorted(
-        counted(graph, broad=broad).peak(DEVICE) + held.weights + held.slots
-        for broad in (False, True)
-    )
-
-
 def test_in_one_thread_a_step_holds_about_what_was_counted(plan, monkeypatch):
     """For one order of its operations or the other."""
     monkeypatch.setattr(devices.plan, "_plan", replace(plan, devices=plan.devices[:1]))
     model, x, y = built("transformer", 32)
-    held = memory.predict(model, 32)
-    real = traced(plan, model, x, y) + held.weights + held.slots
-    low, high = orders(model, 32, held)
+    real = traced(plan, model, x, y)
+    graph = training_step(model, 32).concrete.graph
+    low, high = sorted(counted(graph, broad=broad).peak(DEVICE) for broad in (False, True))
     assert 0.85 * low <= real <= 1.15 * high
 
 
@@ -320,14 +286,11 @@ def test_a_line_through_traces_of_a_step_that_holds_so_much_for_each_example(tf,
 
     found = memory.measure(of, (100, 200, 300))
     assert found.device == D and found.variables == 200_000
-    assert set(found.peaks) == {100, 200, 300} and all(len(p) == 2 for p in found.peaks.values())
     expected = function_step(*of(1000))[1].peak(D)
     said = found.at(1000)
     assert said.bytes == pytest.approx(expected, rel=0.02) and said.low <= expected <= said.high
-    assert 8_000_000 <= said.bytes < 8_500_000 and not said.doubts
-    assert said.total == said.bytes + 200_000
-    far = found.at(4000)
-    assert len(far.doubts) == 1 and "trace batch 1000 or more" in repr(far)
+    assert said.total == said.bytes + 200_000 and not said.doubts
+    assert "trace batch 1000 or more" in repr(found.at(4000))
 
 
 def test_a_peak_that_moves_is_seen(tf, plan):
@@ -342,8 +305,7 @@ def test_a_peak_that_moves_is_seen(tf, plan):
         return step, tf.ones([batch, 1])
 
     found = memory.measure(of, (10, 100, 2000), repeats=1)
-    assert len(found.doubts) == 1 and "batch 10, 100" in found.doubts[0]
-    assert found.doubts[0] in repr(found)
+    assert "batch 10, 100" in found.doubts[0] and found.doubts[0] in repr(found)
     assert memory.measure(of, (1000, 2000, 3000), repeats=1).doubts == ()
 
 
@@ -355,14 +317,12 @@ def at(batch, peaks):
 
 def test_the_error_is_what_95_of_100_steps_stay_within():
     # Off a line with a slope of 50 by 10/3, 20/3 and 10/3; Student's t for one degree is 12.706.
-    said = at(2, {1: (100,), 2: (160,), 3: (200,)})
-    scatter = (200 / 3) ** 0.5
-    assert said.bytes == pytest.approx(460 / 3 * MB)
-    assert said.error == pytest.approx(12.706 * scatter * (1 + 1 / 3) ** 0.5 * MB, rel=1e-4)
     said = at(4, {1: (100,), 2: (160,), 3: (200,)})
+    scatter = (200 / 3) ** 0.5
+    assert said.bytes == pytest.approx(760 / 3 * MB)
     assert said.error == pytest.approx(12.706 * scatter * (1 + 1 / 3 + 2) ** 0.5 * MB, rel=1e-4)
     exact = at(600, {b: (5 + b / 10,) for b in (100, 200, 300)})
-    assert exact.bytes == 65 * MB and exact.error == pytest.approx(0.05 * 65 * MB, rel=1e-4)
+    assert (exact.bytes, exact.error) == pytest.approx((65 * MB, 0.05 * 65 * MB), rel=1e-4)
     apart = at(3, {1: (10, 12), 2: (22,) * 20, 3: (33,) * 20})  # 20 % at one of the batches
     assert apart.error == pytest.approx(0.2 * apart.bytes, rel=1e-4)
     two = at(400, {100: (10,), 200: (25,)})
@@ -374,6 +334,7 @@ def test_the_error_is_what_95_of_100_steps_stay_within():
 
 @pytest.mark.parametrize("wrong, said", [
     (lambda: memory.predict(compiled("lion")[0], 0), "batch=0.*, 1 or more"),
+    (lambda: memory.plan(compiled("lion")[0], 8, budget=math.nan), "budget=nan"),
     (lambda: memory.fits(compiled("lion")[0], 1000), "1 kB do not hold dense.*stages=2"),
     (lambda: memory.predict(remade(), 4), "RematScope"),
     (lambda: memory.predict(endless(), 4), "as often as its data say.*memory.measure"),
@@ -445,11 +406,10 @@ def test_a_traced_step_holds_what_is_printed(name, kernels):
 # Laid out by fit.use
 
 
-@pytest.mark.parametrize("options", [
-    {"pieces": 4}, {"pieces": 3, "recompute": True}, later({"pieces": 4, "recompute": True}),
-    later({"pieces": 3}),
+@pytest.mark.parametrize("kind, options", [
+    ("dense", {"pieces": 4}), ("words", {"pieces": 3, "recompute": True}),
+    later("dense", {"pieces": 3, "recompute": True}), later("words", {"pieces": 4}),
 ])  # fmt: skip
-@pytest.mark.parametrize("kind", ["dense", "words"])
 def test_a_model_in_pieces_is_counted_as_its_loop_runs(kind, options, tf, keras, plan):
     """Also where pieces are not even, and where sparse gradients grow from round to round."""
     layers = keras.layers
@@ -470,7 +430,7 @@ def test_a_model_in_pieces_is_counted_as_its_loop_runs(kind, options, tf, keras,
         assert predicted.low <= real <= predicted.high < 2 * predicted.low
 
 
-@pytest.mark.parametrize("options", [{}, {"pieces": 3}, {"stages": 2, "pieces": 2}])
+@pytest.mark.parametrize("options", [{}, {"stages": 2, "pieces": 2}])
 def test_to_count_a_model_that_is_laid_out_leaves_it_as_it_was(options, keras, plan):
     """It is counted as on one device, for the optimizer that is named, and trains after it."""
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(2)])

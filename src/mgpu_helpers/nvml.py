@@ -95,7 +95,7 @@ def query() -> DriverReport:
     except pynvml.NVMLError as error:
         return DriverReport((), _reason(pynvml, error), None, None)
     try:
-        driver = _text(_ask(pynvml.nvmlSystemGetDriverVersion))
+        driver = _ask(pynvml.nvmlSystemGetDriverVersion)
         cuda = _ask(pynvml.nvmlSystemGetCudaDriverVersion)
         count = _ask(pynvml.nvmlDeviceGetCount) or 0
         gpus = tuple(_gpu(pynvml, i) for i in range(count))
@@ -154,9 +154,9 @@ def _record(pynvml: Any, index: int, handle: Any, problem: str | None = None) ->
     parts = [ask("nvmlDeviceGetMigDeviceHandleByIndex", i) for i in range(most or 0)]
     return Gpu(
         index=index,
-        name=_text(ask("nvmlDeviceGetName")) or "a GPU that does not say its name",
-        uuid=_text(ask("nvmlDeviceGetUUID")),
-        pci_bus_id=None if pci is None else bus_id(_text(pci.busId) or ""),
+        name=ask("nvmlDeviceGetName") or "a GPU that does not say its name",
+        uuid=ask("nvmlDeviceGetUUID"),
+        pci_bus_id=None if pci is None else bus_id(pci.busId),
         **{f"memory_{name}": getattr(memory, name, None) for name in ("total", "used", "free")},
         utilization=None if load is None else load.gpu,
         temperature=ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
@@ -176,10 +176,12 @@ def _processes(pynvml: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | No
     computes = {process.pid for process in computing or ()}
     listed = {process.pid: process for process in [*(computing or ()), *(drawing or ())]}
     return tuple(
-        Process(pid, listed[pid].usedGpuMemory, _text(_ask(pynvml.nvmlSystemGetProcessName, pid)),
-                _uid(pid), pid in computes)
-        for pid in sorted(listed)
-    )  # fmt: skip
+        Process(
+            pid, process.usedGpuMemory, _ask(pynvml.nvmlSystemGetProcessName, pid), _uid(pid),
+            pid in computes,
+        )  # fmt: skip
+        for pid, process in sorted(listed.items())
+    )
 
 
 def _uid(pid: int) -> int | None:
@@ -199,10 +201,6 @@ def _ask(call: Callable[..., Any], *args: Any) -> Any:
         return call(*args)
     except (pynvml.NVMLError, older, UnicodeDecodeError):
         return None
-
-
-def _text(value: bytes | str | None) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _reason(pynvml: Any, error: Any) -> str:

@@ -173,19 +173,16 @@ def built(text: str) -> Any:
         ):
             spec.loader.exec_module(module)
         tf.distribute.experimental_set_strategy(None)  # that of a script: one device is counted
-        function = getattr(module, name, None)
-        if not callable(function):
-            raise ValueError(f"there is no function {name!r} in {script}.")
-        try:
-            with without_values():  # it may be larger than this machine
+        if callable(function := getattr(module, name, None)):
+            try:
+                with without_values():  # it may be larger than this machine
+                    return function()
+            except Exception:  # whoever quantizes weights reads them
                 return function()
-        except Exception:  # whoever quantizes weights reads them
-            return function()
     except (Exception, SystemExit) as error:
-        if isinstance(error, ValueError) and f"no function {name!r}" in str(error):
-            raise
         raise ValueError(
             f"{script} does not build the model: {type(error).__name__}: {error_line(error)}"
         ) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
+    raise ValueError(f"there is no function {name!r} in {script}.")

@@ -132,49 +132,47 @@ def on_paper(
         raise ValueError(f"layers={layers!r} and between={between!r}: give both, or none.")
     w, g, s = (parameters * each for each in known[precision])
     ring, mine = (n - 1) / n, activations / n
-    ways = [Share("as it is", w, g, s, activations, 0, options={})]
+    ways: list[Share] = []
 
     def add(
-        name: str, weights: float, gradients: float, slots: float, kept: float, sends: float,
-        messages: int, over: Link | None = link, on: int = n,
-        options: Mapping[str, Any] | None = None,
+        name: str, weights: float, gradients: float, slots: float, kept: float,
+        options: Mapping[str, Any] | None, sends: float = 0, messages: int = 0,
+        over: Link | None = link,
     ) -> None:  # fmt: skip
-        seconds = sends / over.bandwidth + messages * over.latency if over else None
-        held = weights, gradients, slots, kept
+        seconds = sends / over.bandwidth + messages * over.latency if over and sends else None
+        held, on = (weights, gradients, slots, kept), n if sends else 0
         ways.append(Share(name, *held, sends, seconds, name == HALF, on, options))
 
+    add("as it is", w, g, s, activations, {})
     if precision == "float32":  # Keras's weights, gradients and slots stay as they are
-        add(HALF, w, g, s, activations / 2, 0, 0, None, 0, {})
+        add(HALF, w, g, s, activations / 2, {})
     if pieces > 1:
-        add(f"{pieces} pieces", w, 2 * g, s, activations / pieces, 0, 0, None, 0,
-            {"pieces": pieces})  # fmt: skip
+        add(f"{pieces} pieces", w, 2 * g, s, activations / pieces, {"pieces": pieces})
     if layers > 1:  # the input of each part, and what one of them keeps
         parts = max(2, round(layers**0.5))
         kept = parts * between + activations / parts
-        add(f"recompute in {parts} parts", w, g, s, kept, 0, 0, None, 0,
-            {"recompute": parts})  # fmt: skip
+        add(f"recompute in {parts} parts", w, g, s, kept, {"recompute": parts})
     if n > 1:
-        add(f"batch over {n} devices", w, g, s, mine, ring * 2 * g, 2 * (n - 1),
-            options={})  # fmt: skip
-        add("ZeRO 1", w, g, s / n, mine, ring * (g + w), 2 * (n - 1))
-        add("ZeRO 2", w, g / n, s / n, mine, ring * (g + w), 2 * (n - 1),
-            options={"state": "owners"})  # fmt: skip
-        add("ZeRO 3", w / n, g / n, s / n, mine, ring * (g + 2 * w), 3 * max(1, layers) * (n - 1))
+        turns = 2 * (n - 1)
+        add(f"batch over {n} devices", w, g, s, mine, {}, ring * 2 * g, turns)
+        add("ZeRO 1", w, g, s / n, mine, None, ring * (g + w), turns)
+        add("ZeRO 2", w, g / n, s / n, mine, {"state": "owners"}, ring * (g + w), turns)
+        turns = 3 * max(1, layers) * (n - 1)
+        add("ZeRO 3", w / n, g / n, s / n, mine, None, ring * (g + 2 * w), turns)
     if n > 1 and layers:
+        share = w / n, g / n, s / n
         sums, whole = (6 if recomputed else 4) * layers, KEPT_WHOLE * layers * between
-        kept = mine + ring * min(activations, whole)
-        add("tensor parallel", w / n, g / n, s / n, kept, sums * ring * 2 * between,
-            sums * 2 * (n - 1))  # fmt: skip
-        add("pipeline", w / n, g / n, s / n, mine, min(2, n - 1) * between, min(2, n - 1),
-            options={"stages": n})  # fmt: skip
+        kept, turns = mine + ring * min(activations, whole), sums * 2 * (n - 1)
+        add("tensor parallel", *share, kept, None, sums * ring * 2 * between, turns)
+        cuts = min(2, n - 1)
+        add("pipeline", *share, mine, {"stages": n}, cuts * between, cuts)
         for rows in range(2, n // 2 + 1):  # each of which has the model once, in stages
             stages, left = divmod(n, rows)
             if left or stages > layers:
                 continue
-            cuts = min(2, stages - 1)
-            across = (rows - 1) / rows * 2 * g / stages
-            add(f"{rows} rows of {stages} stages", w / stages, g / stages, s / stages, mine,
-                cuts * between / rows + across, cuts + 2 * (rows - 1),
-                options={"stages": stages})  # fmt: skip
-    add("state on the host", w, 0, 0, mine, w + g, 2, to_host, options={"state": "host"})
+            share, cuts = (w / stages, g / stages, s / stages), min(2, stages - 1)
+            sends = cuts * between / rows + (rows - 1) / rows * 2 * g / stages
+            add(f"{rows} rows of {stages} stages", *share, mine, {"stages": stages}, sends,
+                cuts + 2 * (rows - 1))  # fmt: skip
+    add("state on the host", w, 0, 0, mine, {"state": "host"}, w + g, 2, to_host)
     return Paper(parameters, n, budget, tuple(ways))

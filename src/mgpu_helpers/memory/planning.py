@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +13,9 @@ from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, size_text, table, whole_number
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph.cuts import bytes_of
-from mgpu_helpers.graph.walk import Unknown
 from mgpu_helpers.memory.borrowing import sentence
 from mgpu_helpers.memory.how import How
+from mgpu_helpers.memory.predicting import or_measured
 from mgpu_helpers.memory.ways import Step, Way
 
 NO_LESS = 1.02  # times the least that pieces can hold: more of them are not worth their time
@@ -125,13 +126,8 @@ def plan(
     devices = whole_number("devices", devices, "a number of devices", 1)
     if not budget > 0:
         raise ValueError(f"budget={budget!r} is no number of bytes: use one above 0.")
-    try:
+    with or_measured(model):
         *others, step = [Step(model, batch, _names(devices), optimizer, n) for n in lengths]
-    except Unknown as reason:
-        raise ValueError(
-            f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
-            "memory.measure."
-        ) from None
     ways = dict(_alone(step, budget))
     if not any(same and way.high <= budget for way, same in ways.items()):
         ways |= dict.fromkeys(_together(step, budget), True)
@@ -211,11 +207,8 @@ def _in_pieces(step: Step, how: How, budget: float) -> Way:
     most = how.of_row(step.batch)
     pieces = functools.cache(lambda k: step.way(replace(how, layout=how.layout.changed(pieces=k))))
     enough = max(budget, NO_LESS * pieces(most).high)
-    few, many = 1, most
-    while many - few > 1:  # what is held becomes less with more pieces
-        middle = (few + many) // 2
-        few, many = (few, middle) if pieces(middle).high <= enough else (middle, many)
-    return pieces(many)
+    # What is held becomes less with more pieces.
+    return pieces(2 + bisect_left(range(2, most), True, key=lambda k: pieces(k).high <= enough))
 
 
 def _notes(step: Step, ways: Iterable[Way]) -> Iterator[str]:

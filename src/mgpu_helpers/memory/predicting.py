@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -115,6 +116,18 @@ def predict(model: Any, batch: Any, optimizer: Any = None, *, length: Any = None
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def or_measured(model: Any) -> Iterator[None]:
+    """Say what else there is for a model whose graph does not tell what it holds."""
+    try:
+        yield
+    except Unknown as reason:
+        raise ValueError(
+            f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
+            "memory.measure."
+        ) from None
+
+
 def highest(peaks: Sequence[float], beside: float = BESIDE) -> float:
     """Give the upper end from what is held in several orders.
 
@@ -193,28 +206,23 @@ def _steps(model: Any, batch: Any, optimizer: Any) -> tuple[list[Trace], tuple[i
     graph = step.concrete.graph
     varies = {op.type for op in graph.get_operations()} & (LOOPS | CALLS | BRANCHES)
 
+    shares = (0, 1) if varies else (0.75,)  # of a loop's rounds at once: the least, the most
+
     @functools.cache
     def made(overlap: float) -> Any:
         return entered(graph, overlap)
 
-    def of(overlap: float, broad: bool = False, threads: bool = False, updates: str = "") -> Trace:
+    @functools.cache
+    def of(overlap: float, broad: bool, threads: bool = False, updates: str = "") -> Trace:
         return counted(graph, overlap, broad, threads, updates, made(overlap))
 
-    try:
-        traces = [of(0.75), of(0.75, True)]
-        if varies:
-            ways = [(share, order) for share in (0, 1) for order in (False, True)]
-            traces[1:] = [of(*way) for way in ways]
-        traces.append(of(0 if varies else 0.75, updates="early"))
-        taken = borrowed(made(0.75)[0])
-        most = 1 if varies else 0.75
+    with or_measured(model):
+        traces = [of(0.75, False)]
+        traces += [of(share, broad) for share in shares for broad in (False, True)]
+        traces.append(of(shares[0], False, updates="early"))
         others = ((False, "late"), (True, ""), (False, ""))  # orders of the first thread
-        traces += [of(most, broad, True, updates) for broad, updates in others]
-    except Unknown as reason:
-        raise ValueError(
-            f"what {model.name} holds cannot be counted: {reason} Trace steps of it, with "
-            "memory.measure."
-        ) from None
+        traces += [of(shares[-1], broad, True, updates) for broad, updates in others]
+        taken = borrowed(made(0.75)[0])
     return traces, tuple(map(bytes_of, (step.weights, step.slots, step.states))), taken
 
 

@@ -78,14 +78,11 @@ class Order:
             held.fixed[: len(self.nodes)] += beside(self.nodes, taken)
         return held
 
-    def curves(
-        self, device: Mapping[Node, int], n: int, threads: bool = False
-    ) -> list[Curve]:
+    def curves(self, device: Mapping[Node, int], n: int, threads: bool = False) -> list[Curve]:
         """Count what is held over time on each of n devices."""
         held = np.zeros((n, 2, len(self.nodes) + 1))
-        for buffer in buffers(
-            self.nodes, self.outputs, threads=threads, copying=not self.early
-        )[0]:
+        made, _ = buffers(self.nodes, self.outputs, threads=threads, copying=not self.early)
+        for buffer in made:
             if buffer.bytes:
                 sizes, here = np.array(_sizes(buffer)), held[device[buffer.node]]
                 here[:, int(buffer.start)] += sizes

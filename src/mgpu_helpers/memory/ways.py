@@ -174,12 +174,10 @@ class Step:
         # Keras takes the loss of a softmax from its logits only where no cast comes between.
         casts = 3 * share * self.softmax * how.half
         updated = self.beside if how.owners else 0
-        return curve.peak(share) + casts + updated + self._sums(how)
-
-    def _sums(self, how: How) -> float:
-        """Count the sums of gradients over pieces; of sparse ones there are more at each piece."""
+        # Sums of gradients over pieces; of sparse ones there are more at each piece.
         whole, sparse = self._gradients(how.owners)
-        return how.in_pieces * (whole + 2 * self.batch * sparse)
+        sums = how.in_pieces * (whole + 2 * self.batch * sparse)
+        return curve.peak(share) + casts + updated + sums
 
     def _between(self, how: How) -> float:
         """Count what crosses between rows, or from and to the host.
