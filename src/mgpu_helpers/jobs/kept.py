@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from mgpu_helpers._processes import process
+from mgpu_helpers._processes import keeper, locks, process
 from mgpu_helpers._processes.job import Job
 from mgpu_helpers._processes.locks import Place
 from mgpu_helpers._processes.process import Running
-from mgpu_helpers.jobs import keeper
 from mgpu_helpers.jobs.rows import OWN, Row, Rows, boot, refusal, since
 
 # Compiled, where it is: that saves half of its start.
@@ -57,8 +56,7 @@ class Kept(Running):
             run, fd = rows.made()
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", KEEPER, str(fd), str(self.grace),
-                     *map(str, held)],
+                    [sys.executable, "-I", "-S", KEEPER, str(fd), str(self.grace)],
                     env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                     start_new_session=True, pass_fds=[fd, *held],
                 )  # fmt: skip
@@ -69,23 +67,21 @@ class Kept(Running):
                     "memory that is left."
                 ) from None
             finally:
-                rows.close_file(fd)
+                locks.close(fd)
         pipe = self.process.stdin
         assert pipe
+        job = replace(job, pid=self.process.pid, status="running")
         try:
-            job = replace(job, pid=self.process.pid, status="running")
-            rows.add(job.row() | {"run": run} | marks(self.process.pid))
-            text = b"".join(word + b"\0" for word in words)
-            with contextlib.suppress(BrokenPipeError):  # somebody has killed the keeper
+            with pipe:
+                rows.add(job.row() | {"run": run} | marks(self.process.pid))
+                text = b"".join(word + b"\0" for word in words)
                 pipe.write(b"%d %d\n%s" % (len(text), len(words), text))
-                pipe.flush()
+        except BrokenPipeError:  # somebody has killed the keeper
+            pass
         except BaseException:
             self.process.kill()
             self.process.wait()
             raise
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
         self.job, self.places, self.run, self.rows = job, places, run, rows
         self.status: str | None = None
         self.kill_at: float | None = None
