@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-SIZE = 400  # bytes of the file; they are there from the start, for a disk may be full at the end
+SIZE = 64  # bytes of the file; they are there from the start, for a disk may be full at the end
 PASSED = {getattr(signal, f"SIG{name}") for name in "INT HUP QUIT USR1 USR2 CONT WINCH".split()}
 SUBREAPER, DEATH_SIGNAL = 36, 1  # Linux's numbers, for prctl
 
@@ -116,8 +116,8 @@ def main(file: int, grace: float) -> int:
     os.set_inheritable(file, False)
     began = time.monotonic()
 
-    def write(status: object, more: str = "") -> None:
-        line = f"{status} {time.monotonic() - began:.3f} {more}".encode()[: SIZE - 1]
+    def write(status: object) -> None:
+        line = f"{status} {time.monotonic() - began:.3f}".encode()
         os.pwrite(file, line.ljust(SIZE - 1) + b"\n", 0)
 
     waits_for = PASSED | {signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD}
@@ -129,7 +129,7 @@ def main(file: int, grace: float) -> int:
     except OSError as error:
         name = os.fsdecode(words[0])
         said = f"{name!r} cannot be started ({error.strerror}): {_remedy(name, error)}"
-        write("-", said.replace("\n", " "))
+        write("-")
         os.write(1, f"{said}\n".encode(errors="replace"))
         return 127
     code, ends = None, False

@@ -58,15 +58,13 @@ def since(pid: int) -> str | None:
 def lives(pid: int, started: str | None) -> bool:
     """Say whether a process of this machine is there, and the same one, and has not ended."""
     fields = keeper.stat(pid)
-    if fields:
-        return fields[19] == started and fields[0] not in "ZX"
+    if fields or started:
+        return fields[19:20] == [started] and fields[0] not in "ZX"
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return started is None
-    except (OSError, OverflowError):
-        return False
-    return started is None
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def refusal(path: str | os.PathLike[str], error: OSError) -> CannotWrite:
@@ -198,11 +196,11 @@ class Rows:
         """Leave what was not written to others."""
         _mine.difference_update(self.runs)
 
-    def told(self, run: str) -> tuple[str, float, str] | None:
-        """Read how a job ended: its status, "-" if it did not start, its seconds, and why."""
+    def told(self, run: str) -> tuple[str, float] | None:
+        """Read how a job ended: its status, "-" if it did not start, and its seconds."""
         try:
-            status, seconds, *why = self.status_file(run).read_text().split(maxsplit=2)
-            return status, float(seconds), "".join(why).strip()
+            status, seconds = self.status_file(run).read_text().split()[:2]
+            return status, float(seconds)
         except (OSError, ValueError):
             return None
 
