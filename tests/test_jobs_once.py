@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
 import signal
@@ -19,7 +18,6 @@ import test_jobs
 from conftest import later, lives, wait_for
 from mgpu_helpers import jobs
 from mgpu_helpers._processes import process
-from mgpu_helpers.jobs.rows import refusal
 from test_jobs import python, read, runner, sh, until
 from test_jobs_again import RECORD, quiet, rows
 
@@ -251,34 +249,29 @@ def test_a_disk_that_is_full_at_once_or_midway_stops_with_a_sentence_and_loses_n
     assert {found[f"start job{i}"] for i in (0, *range(2, 6))} == {1}
 
 
-@pytest.mark.parametrize("number, remedy", [
-    (errno.ENOSPC, "make room"), (errno.EDQUOT, "make room"), (errno.EISDIR, "move it away"),
-    (errno.EROFS, "see that it is yours to write"),
+@pytest.mark.parametrize("where, make", [
+    ("logs", Path.touch), ("logs/jobs.jsonl", Path.mkdir), ("logs/jobs.jsonl", os.mkfifo),
 ])  # fmt: skip
-def test_what_cannot_be_written_has_a_remedy(number, remedy):
-    said = str(refusal("logs", OSError(number, os.strerror(number))))
-    assert said == f"logs cannot be written ({os.strerror(number)}): {remedy}, or name another " + (
-        "folder with logs=DIR."
-    )
-
-
-@pytest.mark.parametrize("what, says", [
-    ("logs is a file", "logs cannot be written .*: move it away"),
-    ("jobs.jsonl is a folder", "jobs.jsonl cannot be written .*: move it away"),
-    ("jobs.jsonl is a pipe", "jobs.jsonl cannot be written .*: move it away"),
-    ("jobs.jsonl is a device", "jobs.jsonl cannot be written .it is no file.: move it away"),
-])  # fmt: skip
-def test_what_cannot_be_written_is_refused_before_the_first_job(what, says, cores):
-    if what != "logs is a file":
-        Path("logs").mkdir()
-    {
-        "logs is a file": Path("logs").touch, "jobs.jsonl is a folder": RECORD.mkdir,
-        "jobs.jsonl is a pipe": lambda: os.mkfifo(RECORD),  # which is not waited for
-        "jobs.jsonl is a device": lambda: RECORD.symlink_to("/dev/full"),
-    }[what]()  # fmt: skip
-    with pytest.raises(RuntimeError, match=says):
+def test_what_cannot_be_written_is_refused_before_the_first_job(where, make, cores):
+    """A pipe is not waited for."""
+    Path("logs").mkdir() if where != "logs" else None
+    make(Path(where))
+    with pytest.raises(RuntimeError, match=f"{where} cannot be written .*: move it away"):
         quiet([sh("touch started")] * 2)
     assert not Path("started").exists() and not list(Path().glob("logs/*.log"))
+
+
+def test_where_rows_cannot_be_read_any_more_what_runs_goes_on_to_its_end(cores):
+    """And the next runner finds how it ended."""
+    first = sh("touch begun; mv logs/jobs.jsonl logs/kept; mkdir logs/jobs.jsonl")
+    long = sh(f"{until('-e begun')}; {until('-d logs/jobs.jsonl')}; sleep 0.2; echo x >> ran")
+    with pytest.raises(RuntimeError, match="cannot be written .* 1 job did not start") as caught:
+        quiet([first, long, sh("true")], devices=cores)
+    assert [job.status for job in caught.value.report] == ["done", "done", "not started"]
+    RECORD.rmdir()
+    Path("logs/kept").rename(RECORD)
+    report = quiet([first, long], devices=cores, skip_done=True)
+    assert [job.status for job in report] == ["done before"] * 2 and read("ran") == "x\n"
 
 
 @pytest.mark.thorough
