@@ -17,7 +17,7 @@ import test_jobs
 from conftest import ROOT
 from mgpu_helpers import jobs
 from mgpu_helpers._processes import terminal
-from test_jobs import runner, sh, until, wait_for
+from test_jobs import read, runner, sh, until, wait_for
 
 here, never_hangs, hour = test_jobs.here, test_jobs.never_hangs, test_jobs.hour
 cores = test_jobs.cores
@@ -112,7 +112,7 @@ LOGGED = "echo {0} >> ran; echo out {0}"
 
 def ran():
     """Give what ran since the last call, by the letters that the jobs left."""
-    found = Path("ran").read_text().split() if Path("ran").exists() else []
+    found = read("ran").split()
     Path("ran").unlink(missing_ok=True)
     return "".join(sorted(found))
 

@@ -45,12 +45,10 @@ def below(root: int) -> list[tuple[int, int]]:
     return [(pid, int(known[pid][2])) for pid in found - {root} if known[pid][0] not in "ZX"]
 
 
-def kill_below(root: int) -> bool:
-    """Kill all that a process has started; say whether there was any."""
-    there = below(root)
-    for pid, _ in there:
+def kill_below(root: int) -> None:
+    """Kill all that a process has started."""
+    for pid, _ in below(root):
         send(pid, signal.SIGKILL)
-    return bool(there)
 
 
 def send(pid: int, number: int) -> bool:
