@@ -36,7 +36,7 @@ class Queue(Crew):
         super().__init__(Progress(progress), time.monotonic())
         self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, each
         self.most = most  # devices at a time, the freest first; None is all, in their order
-        self.polite = polite and kind == "GPU"  # leave alone the GPUs that others use
+        self.polite = polite  # leave alone the GPUs that others use
         self.others: dict[int, str] = {}  # who uses those, by number
         self.unsaid: set[int] = set()  # the numbers of which that has not been said yet
         self.stalled = False  # it was said that all wait for them
