@@ -114,10 +114,11 @@ def test_what_an_orphan_did_without_any_runner_is_found(status, found, cores):
 
 def test_ctrl_c_ends_an_orphan_too(cores):
     command = orphaned(0, cores[0])
-    with runner(f"jobs.run([{command}], devices={cores}, skip_done=True)") as ran:
+    code = f"try:\n    jobs.run([{command}], devices={cores}, skip_done=True)\n"
+    with runner(code + "except KeyboardInterrupt as error: print(error.report[0].status)") as ran:
         wait_for(lambda: f'"runner": {ran.pid},' in RECORD.read_text())
         ran.send_signal(signal.SIGINT)
-        assert ran.wait(timeout=20) != 0
+        assert ran.communicate(timeout=20)[0].endswith("\nstopped\n")
     assert not lives(int(read("pid")))
     assert [row["status"] for row in rows()] == ["stopped"]
 
