@@ -17,7 +17,7 @@ import test_jobs
 from conftest import ROOT
 from mgpu_helpers import jobs
 from mgpu_helpers._processes import terminal
-from test_jobs import runner, sh, until, wait_for
+from test_jobs import read, runner, sh, until, wait_for
 
 here, never_hangs, hour = test_jobs.here, test_jobs.never_hangs, test_jobs.hour
 cores = test_jobs.cores
@@ -55,18 +55,15 @@ def test_each_job_that_ends_leaves_a_row(here, cores, hour):
     found = {row["name"]: row for row in rows()}
     assert list(found) == ["bad", "good", "long"]  # as they ended
     assert [found[job.name] for job in report] == [job.row() for job in report]
-    good = found["good"]
-    assert good["status"] == "done" and found["bad"]["status"] == "failed"
-    assert (found["bad"]["returncode"], found["long"]["returncode"]) == (3, -signal.SIGTERM)
-    assert found["long"]["status"] == "timed out"
-    assert (good["kind"], good["devices"], good["command"]) == ("core", cores[:1], commands[0])
-    assert good["log"] == str(here / "logs/01_good.log") and good["folder"] == str(here)
-    assert good["result_loss"] == report["good"].result["loss"] == 0.5
+    shown = "status", "returncode", "kind", "devices", "command", "log", "folder", "result_loss"
+    log = str(here / "logs/01_good.log")
+    good = ["done", 0, "core", cores[:1], commands[0], log, str(here), 0.5]
+    assert [found["good"][name] for name in shown] == good
+    assert [found["bad"][name] for name in shown[:2]] == ["failed", 3]
+    assert [found["long"][name] for name in shown[:2]] == ["timed out", -signal.SIGTERM]
     for job in report:
-        began = datetime.fromisoformat(job.started_at)
-        assert before <= began <= datetime.now(UTC)
-        assert job.seconds == job.end - job.start
-        assert found[job.name]["seconds"] == pytest.approx(job.seconds, abs=1e-3)
+        assert before <= datetime.fromisoformat(job.started_at) <= datetime.now(UTC)
+        assert found[job.name]["seconds"] == pytest.approx(job.end - job.start, abs=1e-3)
 
 
 @pytest.mark.parametrize("printed, result", [
@@ -115,7 +112,7 @@ LOGGED = "echo {0} >> ran; echo out {0}"
 
 def ran():
     """Give what ran since the last call, by the letters that the jobs left."""
-    found = Path("ran").read_text().split() if Path("ran").exists() else []
+    found = read("ran").split()
     Path("ran").unlink(missing_ok=True)
     return "".join(sorted(found))
 
@@ -126,25 +123,23 @@ def job(letter, more=""):
 
 def test_what_is_done_is_skipped_and_all_else_runs_again(cores, capfd, hour):
     commands = [job("a", "; echo '{\"n\": 7}'"), job("b", "; test -e ok")]
-    commands += [job("c", "; touch c; sleep 60")]
     hour("c")
-    first = jobs.run(commands, time_limit=1800)
+    first = jobs.run([*commands, job("c", "; touch c; sleep 60")], time_limit=1800)
     assert ran() == "abc" and not first.ok
     Path("ok").touch()
+    commands.append(job("c"))
     capfd.readouterr()
-    again = jobs.run([*commands[:2], job("c")], skip_done=True)
+    again = jobs.run(commands, skip_done=True)
     assert ran() == "bc"
     assert [job.status for job in again] == ["done before", "done", "done"] and again.ok
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "skipped    1 of 3 jobs, done before" and len(lines) == 5
     old, new = first[0], again[0]
-    for name in ("name", "command", "devices", "log", "seconds", "started_at", "result", "tail"):
-        assert getattr(new, name) == pytest.approx(getattr(old, name), abs=1e-3), name
-    assert (new.returncode, new.start, new.end, new.pid) == (0, None, None, None)
-    assert len(rows()) == 5  # nothing is added for what did not run
     assert new.row() == old.row() | {"status": "done before", "start": None}
-    assert quiet([*commands[:2], job("c")], skip_done=True).ok and ran() == ""
-    assert quiet([*commands[:2], job("c")]).ok and ran() == "abc"  # as ever, without the option
+    assert (new.tail, new.returncode, new.start, new.end, new.pid) == (old.tail, 0, *[None] * 3)
+    assert len(rows()) == 5  # nothing is added for what did not run
+    assert quiet(commands, skip_done=True).ok and ran() == ""
+    assert quiet(commands).ok and ran() == "abc"  # as ever, without the option
 
 
 def test_done_is_a_command_not_a_name_or_a_place(tmp_path, monkeypatch):

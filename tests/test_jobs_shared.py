@@ -21,7 +21,7 @@ TELL = "import json, os; print(json.dumps({'sees': os.environ['CUDA_VISIBLE_DEVI
 UUIDS = ("GPU-00000000-aaaa", "GPU-11111111-bbbb", "GPU-22222222-cccc", "GPU-33333333-dddd")
 
 
-never_hangs = test_jobs.never_hangs
+here, never_hangs = test_jobs.here, test_jobs.never_hangs
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +63,7 @@ def server(tmp_path, driver):
         ))  # fmt: skip
         return started[-1]
 
-    def mgpu_run(text: str, *arguments: str, **env: str) -> tuple[int, str, str]:
-        code = "from mgpu_helpers.__main__ import main\nsys.exit(main(['run', *sys.argv[1:]]))"
-        code = code.replace("sys.argv[1:]", repr(arguments))
-        ran = start(text, code, **env)
-        out, error = ran.communicate()
-        return ran.returncode, out, error
-
-    start.use, start.mgpu_run, start.folder = use, mgpu_run, tmp_path
+    start.use, start.folder = use, tmp_path
     yield start
     for ran in started:
         ran.kill()
@@ -111,9 +104,11 @@ def test_gpus_that_others_use_are_left_alone_unless_asked_for(
     server, stranger, user, use, arguments, env, sees, left
 ):
     use = use.format(own=os.getpid(), other=stranger)
-    code, out, error = server.mgpu_run(use, "tell.py", *arguments, **env)
+    code = "from mgpu_helpers.__main__ import main\nsys.exit(main({}))"
+    ran = server(use, code.format(["run", "tell.py", *arguments]), **env)
+    out, error = ran.communicate()
     found, until = where(server.folder), "until free; the options busy and devices overrule that"
-    assert (code, error, found[: len(sees)]) == (0, "", [*sees]) and {*found} == {*sees}
+    assert (ran.returncode, error, found[: len(sees)]) == (0, "", [*sees]) and {*found} == {*sees}
     line = f"skipped    {left.format(user=user)}: in use, and left alone {until}"
     assert skipped(out) == [line] * bool(left)
 
@@ -222,18 +217,12 @@ def test_a_runner_without_progress_says_what_it_waits_for(server):
     assert ran.wait() == 0 and ran.stderr.read() == ""
 
 
-def test_a_server_can_be_pretended_with_locks_of_its_own(tmp_path, monkeypatch, capsys):
+def test_a_server_can_be_pretended_with_locks_of_its_own(here):
     """As lesson 16 does; the settings that would hide it come back."""
-    monkeypatch.setenv("MGPU_MODE", "cores")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    tell = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
     with pretend_server({0: 73, 1: 4}, n=3):
-        assert [job.tail for job in run([tell, tell])] == ["2", "2"]
-    (line,) = skipped(capsys.readouterr().out)
-    assert "GPU 0 (processes of user 4242, 7.0 of 80.0 GiB free), GPU 1 (processes of" in line
-    assert os.environ["MGPU_MODE"] == "cores" and os.environ["TMPDIR"] == str(tmp_path)
-    assert allowed()[0] == "core" and not (tmp_path / "mgpu-jobs").exists()
+        assert run([["true"]])[0].devices == (2,)
+    assert os.environ["MGPU_MODE"] == "cores" and os.environ["TMPDIR"] == str(here)
+    assert allowed()[0] == "core" and not (here / "mgpu-jobs").exists()
 
 
 @pytest.mark.parametrize("free, processes", [

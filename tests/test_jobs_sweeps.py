@@ -68,14 +68,9 @@ LINES = [
 
 def test_lines_are_split_as_a_shell_does():
     Path("f").write_text("\n".join(LINES), encoding="utf-8-sig")
-    want = []
-    for line in LINES:
-        said = subprocess.run(
-            ["sh", "-c", f'show() {{ for word; do printf "%s\\0" "$word"; done; }}\nshow {line}'],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
-        want.append(said.split("\0")[:-1])
-    assert sweep.lines("f") == [words for words in want if words]
+    show = 'show() { for word; do printf "%s\\0" "$word"; done; }\nshow '
+    said = [subprocess.check_output(["sh", "-c", show + line], text=True) for line in LINES]
+    assert sweep.lines("f") == [each.split("\0")[:-1] for each in said if each]
 
 
 @given(names=st.lists(st.sampled_from(["a", "b", "a-1", "a-2", "a-1-1"]), max_size=8))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import json
 import os
@@ -15,12 +14,10 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 import fake_driver
-import warm_python
 from conftest import clean, lives, run_python, wait_for
 from mgpu_helpers import nvml
 from mgpu_helpers.__main__ import main
@@ -52,27 +49,11 @@ def without_libcuda(complete, tmp_path_factory) -> str:
     return str(folder)
 
 
-def command(*arguments: str, python=sys.executable, **env: str) -> subprocess.CompletedProcess:
+def command(*arguments: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [python, "-m", "mgpu_helpers", *arguments],
+        [sys.executable, "-m", "mgpu_helpers", *arguments],
         env=clean(**env), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def beside(complete, tmp_path_factory):
-    """Give a Python that has imported TensorFlow beside that driver, and the environment of it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(warm_python.FOLDER, raising=False)
-        patch.setenv("LD_LIBRARY_PATH", complete)
-        server = warm_python.start(str(tmp_path_factory.mktemp("warm")))
-        python = warm_python.program()
-        names = ("LD_LIBRARY_PATH", warm_python.FOLDER)
-        env = {name: os.environ[name] for name in names if name in os.environ}
-    yield python, env
-    if server:
-        server.stdin.close()
-        server.wait()
 
 
 @functools.cache
@@ -97,7 +78,7 @@ def test_without_a_gpu(plan, capfd):
     assert "problem" not in rows and "error" not in rows
 
 
-def test_cores_mode_hides_gpus_from_keras_and_from_children_and_both_orders_are_shown(beside):
+def test_cores_mode_hides_gpus_from_keras_and_from_children_and_both_orders_are_shown(complete):
     code = """
 import subprocess, sys
 from mgpu_helpers.__main__ import main
@@ -109,11 +90,8 @@ child = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
 told = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True).stdout
 print(tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), sep="; ")
 """
-    python, env = beside
-    env = clean(**env, MGPU_MODE="cores", CUDA_VISIBLE_DEVICES="2,0")
-    done = subprocess.run(
-        [python, "-c", code], env=env, capture_output=True, text=True, timeout=120
-    )
+    env = {"MGPU_MODE": "cores", "CUDA_VISIBLE_DEVICES": "2,0"}
+    done = run_python(code, imported=False, LD_LIBRARY_PATH=complete, **env)
     *lines, status, hidden = done.stdout.splitlines()
     assert (status, hidden, done.stderr) == ("0", "[]; False; -1", "")  # it was not too late
     start = next(i for i, line in enumerate(lines) if line.startswith("GPUs"))
@@ -128,9 +106,8 @@ print(tf.config.list_physical_devices("GPU"), model.jit_compile, told.strip(), s
     assert "2 GPUs not used (MGPU_MODE=cores)" in done.stdout
 
 
-def test_gpus_that_do_not_start(beside):
-    python, env = beside
-    done = command("--json", python=python, **env)
+def test_gpus_that_do_not_start(complete):
+    done = command("--json", LD_LIBRARY_PATH=complete)
     assert (done.returncode, done.stderr) == (1, "")
     got = json.loads(done.stdout)
     assert (got["plan"], got["facts"]["seen"]) == (None, 3)
@@ -185,39 +162,25 @@ def test_help_and_import_are_quick_and_leave_tensorflow_alone(code, said, import
 
 # ---- scripts, each on a device of its own
 
-SCRIPTS = {
-    "echo.py": "import os, sys; print(os.environ['MGPU_JOB_DEVICE'], *sys.argv[1:])",
-    "killed.py": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "fails.py": "import sys; sys.stdout.buffer.write(b'caf\\xc3\\xa9 ')\n"
-    "sys.exit('no data here' + 'x' * 5000)",
-    "sleeps.py": """
-import os, pathlib, time
-pathlib.Path("pid.new").write_text(str(os.getpid()))
-os.rename("pid.new", "pid")
-time.sleep(60)
-""",
-}
+ECHO = "import os, sys; print(os.environ.get('MGPU_JOB_DEVICE'), *sys.argv[1:])"
 
 
 @pytest.fixture
-def run_scripts(tmp_path):
-    """Start `run` in a folder with the scripts, with locks of its own."""
-    for name, code in SCRIPTS.items():
-        (tmp_path / name).write_text(code)
+def run(tmp_path, monkeypatch):
+    """Call `mgpu run` on the first core, in a folder with a script, with locks of its own."""
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.chdir(tmp_path)
+    first = str(min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
+    env = {"MGPU_MODE": "cores", "TMPDIR": str(tmp_path)}
+    words = [sys.executable, "-m", "mgpu_helpers", "run", "--devices", first]
 
-    def start(*arguments: str, before: tuple[str, ...] = (), stdin=None, **env: str):
-        env = clean(MGPU_MODE="cores", TMPDIR=str(tmp_path)) | env
+    def start(*arguments: str, before: tuple[str, ...] = (), **more: str) -> subprocess.Popen:
         return subprocess.Popen(
-            [*before, sys.executable, "-m", "mgpu_helpers", "run", *arguments], cwd=tmp_path,
-            env=env, text=True, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*before, *words, *arguments], env=clean(**env) | more, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     return start
-
-
-@pytest.fixture
-def core() -> str:
-    return str(min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0)
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str, str]:
@@ -225,15 +188,16 @@ def ended(process: subprocess.Popen) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
-def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
+def test_run_says_what_failed_and_shows_the_end_of_its_log(run):
+    Path("killed.sh").write_text("kill -KILL $$")
+    Path("fails.sh").write_text(f"printf 'caf\\303\\251 no data here{'x' * 5000}'; exit 1")
     # A terminal that can only show ASCII, and a log that is not.
-    arguments = ("fails.py", "killed.py", "echo.py", "--devices", core)
-    code, out, error = ended(run_scripts(*arguments, PYTHONIOENCODING="ascii"))
+    code, out, error = ended(run("fails.sh", "killed.sh", "echo.py", PYTHONIOENCODING="ascii"))
     assert (code, error) == (1, "")
     _, table, _, fails, killed = out.split("\n\n")
     assert [row.split()[-2] for row in table.splitlines()[1:]] == ["failed", "failed", "done"]
     assert fails.startswith("fails, failed with exit status 1; the end of ")
-    assert "no data here" in fails and "caf?" in fails and len(fails) < 2000
+    assert "caf? no data here" in fails and len(fails) < 2000
     assert killed.startswith("killed, failed, SIGKILL ended it; the end of ")
     assert killed.endswith(":\n(nothing)\n")
 
@@ -242,18 +206,15 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     ("run a.py --n 3", "unrecognized arguments: --n 3; arguments for the scripts stand behind --, "
      "as in python -m mgpu_helpers run a.py -- --n 3"),
     ("run a.py --per-device 0", "--per-device 0 is"),
-    ("run a.py --each /dev/null", "'/dev/null' has no jobs"),
     ("run a.py nowhere.py", "no file 'nowhere.py' here"),
-    ("run a.py --each lost.txt", "'lost.txt' cannot be read (No such file or directory): name a"),
     ("run folder", "'folder' is a folder: name a script in it, or a program."),
     ("run \"sh -c 'x\"", "In sh -c 'x a quotation mark is not closed: close it, or write"),
     ("run 'my data'", "as in \"bash 'my data'\"."),
-    ("run a.py --grid 'x=\"1'", "as in 'shape=\"2,3\",\"4,5\"'."),
     ("run a.py --devices 0,x", "'0,x' is no list of devices: write their numbers with commas, as"),
-    ("run a.py --per-device x", "'x' is no whole number: write it as 2"),
     ("run a.py --time-limit x", "'x' is no number: write it as 1.5"),
-    ("run a.py --logs a.py", "a.py cannot be written (File exists): move it away, or name another"),
     ("folder", "'folder' is a folder: name a script in it, as in"),
+    ("lost.py", "there is no file lost.py here"),
+    ("'my data'", "'my data' is no command: python -m mgpu_helpers run 'my data' gives it"),
     ("trian", "'trian' is no command, and no script that is here: the commands are run, cluster"),
     ("plan --parameters 7B --budget 80", "80 bytes are no memory: 80GB or 80MB?"),
     ("plan --parameters 7B --batch 8", "--batch is for SCRIPT:FUNCTION, and says nothing here"),
@@ -262,8 +223,6 @@ def test_run_says_what_failed_and_shows_the_end_of_its_log(run_scripts, core):
     *((line, "Python cannot read 'latin.py': it is not UTF-8: write it as that, or begin it with")
       for line in ("latin.py", "run latin.py", "cluster latin.py", "plan latin.py:f --batch 1")),
     ("nul.py --n 1", "Python cannot read 'nul.py': source code string cannot contain null bytes"),
-    ("open.py", "Python cannot read 'open.py': '(' was never closed (open.py, line 1)."),
-    ("run mine.py", "Python cannot read 'mine.py': Permission denied: see that it is yours to"),
     ("cluster pipe.py", "has no 'pipe.py'.\n"),
 ])  # fmt: skip
 def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
@@ -272,14 +231,11 @@ def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
     (tmp_path / "a.py").touch()
     (tmp_path / "my data").touch()
     (tmp_path / "folder").mkdir()
-    for name, code in {"latin": b"x = '\xe9'", "nul": b"\0", "open": b"(", "mine": b""}.items():
-        (tmp_path / f"{name}.py").write_bytes(code)
+    (tmp_path / "latin.py").write_bytes(b"x = '\xe9'")
+    (tmp_path / "nul.py").write_bytes(b"\0")
     os.mkfifo(tmp_path / "pipe.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MGPU_MODE", "cores")
-    if "mine" in line:  # root may read all
-        refused = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        monkeypatch.setattr(Path, "read_bytes", Mock(side_effect=refused))
     with pytest.raises(SystemExit, match="2"):
         main(shlex.split(line))
     out, said = capsys.readouterr()
@@ -287,28 +243,26 @@ def test_what_is_asked_wrongly_gets_a_sentence_with_the_remedy(
     assert not [*Path("logs").glob("*")] and (" run: error" not in said or "run SCRIPT" in said)
 
 
-def logged(folder: Path) -> dict[str, str]:
-    return {log.name: log.read_text().strip() for log in sorted(folder.glob("*.log"))}
+def logged(folder: str) -> dict[str, str]:
+    return {log.name: log.read_text().strip() for log in sorted(Path(folder).glob("*.log"))}
 
 
-def test_run_makes_a_job_of_every_combination_with_a_device_and_the_common_arguments(
-    run_scripts, tmp_path, core
-):
-    sweep = ("--grid", "width=32,64", "--grid", "seed=0", 'size="2,3"', "--devices", core,
-             "--logs", "out")  # fmt: skip
-    code, out, error = ended(run_scripts("echo.py", *sweep, "--", "--n", "3", "--"))
+def test_run_makes_a_job_of_every_combination_with_a_device_and_the_common_arguments(run):
+    sweep = ("--grid", "width=32,64", "--grid", "seed=0", 'size="2,3"', "--logs", "out")
+    code, out, error = ended(run("echo.py", *sweep, "--", "--n", "3", "--"))
     assert (code, error) == (0, "")
-    assert logged(tmp_path / "out") == {
+    (core,) = {said.partition(" --n")[0] for said in logged("out").values()}
+    assert core.startswith("core ") and logged("out") == {
         f"0{i}_width={width},seed=0,size=2,3.log":
-        f"core {core} --n 3 -- --width={width} --seed=0 --size=2,3"
+        f"{core} --n 3 -- --width={width} --seed=0 --size=2,3"
         for i, width in ((1, 32), (2, 64))
     }  # fmt: skip
     lines, table, where = out.split("\n\n")
     assert where == "what they printed is in out\n"
     assert [line.split()[0] for line in lines.splitlines()] == ["start", "done"] * 2
     assert lines.split()[1] == "width=32,seed=0,size=2,3"
-    assert [row.split()[1:4] for row in table.splitlines()[1:]] == [["core", core, "done"]] * 2
-    code, out, _ = ended(run_scripts("echo.py", *sweep, "--skip-done", "--", "--n", "3", "--"))
+    assert [row.split()[1:4] for row in table.splitlines()[1:]] == [[*core.split(), "done"]] * 2
+    code, out, _ = ended(run("echo.py", *sweep, "--skip-done", "--", "--n", "3", "--"))
     assert code == 0 and out.startswith("skipped    2 of 2 jobs, done before\n")
     assert out.count("done before  ") == 2 and out.endswith(where)
 
@@ -317,16 +271,15 @@ def test_run_makes_a_job_of_every_combination_with_a_device_and_the_common_argum
     ("wrapper.sh", 'echo "[$0]" "$@"', 0o644, "wrapper.sh", "wrapper"),
     ("wrapper.sh", '#!/bin/sh -eu\necho "[$0]" "$@"', 0o755, "./wrapper.sh -m", "wrapper"),
     ("echo", '#!/bin/sh\necho "[mine]" "$@"', 0o755, "echo", "echo"),
-    ("module.py", 'import sys; print("[m]", *sys.argv[1:])', 0o644, "python3 -m module", "module"),
-    ("y z.py", 'import sys; print("[space]", *sys.argv[1:])', 0o644, "y z.py", "y z"),
+    ("y z.py", 'import sys; print("[m]", *sys.argv[1:])', 0o644, "y z.py", "y z"),
 ])  # fmt: skip
-def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, asked, called):
+def test_run_takes_any_program(run, name, text, mode, asked, called):
     """With the jobs' own arguments, whatever its mode, and a file before a program of PATH."""
-    (tmp_path / name).write_text(text)
-    (tmp_path / name).chmod(mode)
-    code, out, error = ended(run_scripts(asked, "--devices", core, "--", "a b"))
+    Path(name).write_text(text)
+    Path(name).chmod(mode)
+    code, out, error = ended(run(asked, "--", "a b"))
     assert (code, error) == (0, "") and out.split("\n\n")[1].splitlines()[1].startswith(called)
-    (said,) = logged(tmp_path / "logs").values()
+    (said,) = logged("logs").values()
     assert said.startswith("[") and "a b" in said
 
 
@@ -337,8 +290,7 @@ def test_run_takes_any_program(run_scripts, tmp_path, core, name, text, mode, as
     ("plan = devices.setup(2)\nmodel.fit(x)", "devices.setup(2)"),
     ("step(x)", "no fit"),
     ("# coding: latin-1\nmodel.fit('\xe9')".encode("latin-1"), ""),
-    ("torch.device('cpu'); logger.setup(); best_fit.split(); model.fit(x)", ""),
-    ("tf.distribute.get_replica_context(); model.fit(x)", ""),
+    ("torch.device('cpu'); logger.setup(); tf.distribute.get_replica_context(); m.fit(x)", ""),
 ])  # fmt: skip
 def test_a_script_that_says_where_it_trains_is_left_alone(code, why):
     said = left_alone(code)
@@ -356,15 +308,10 @@ def test_a_script_is_run_as_python_does(tmp_path):
     assert (ran.returncode, ran.stdout) == (3, "__main__ --n 1\n") and "no fit" in ran.stderr
     ran = command(os.path.relpath(tmp_path / "whole.py"), "--check", MGPU_MODE="cores")
     assert ran.stdout == "True\n" and "--check compares nothing then" in ran.stderr
-    (tmp_path / "job.sh").write_text("exit 3")
-    for name in ("lost.py", "job.sh"):
-        ran = command(str(tmp_path / name))
-        assert (ran.returncode, ran.stdout) == (2, "") and name in ran.stderr
 
 
 @pytest.mark.parametrize("typed, offered", [
     ("mgpu pl", ["plan"]), ("mgpu tr", ["train.py"]), ("mgpu run --gri", ["--grid"]),
-    ("mgpu train.py --x", []),
 ])  # fmt: skip
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_shells_complete_commands_options_and_scripts(tmp_path, shell, typed, offered):
@@ -386,32 +333,27 @@ COMP_WORDS=({typed}) COMP_CWORD={len(words) - 1}; {call}; echo "${{COMPREPLY[@]}
 
 
 @pytest.mark.parametrize("called, mode", [("run", "core"), ("cluster", "gpus")])
-def test_a_mode_that_cannot_be_is_said(tmp_path, called, mode):
-    (tmp_path / "echo.py").write_text(SCRIPTS["echo.py"])
-    ran = command(called, str(tmp_path / "echo.py"), MGPU_MODE=mode, CUDA_VISIBLE_DEVICES="-1")
+def test_a_mode_that_cannot_be_is_said(run, called, mode):
+    ran = command(called, "echo.py", MGPU_MODE=mode, CUDA_VISIBLE_DEVICES="-1")
     assert (ran.returncode, ran.stdout) == (2, "") and "MGPU_MODE=" in ran.stderr
 
 
-def test_the_last_table_has_the_results_of_the_jobs(run_scripts, tmp_path, core):
-    (tmp_path / "job.py").write_text(
-        "import sys, json; n = int(sys.argv[1][-1])\nif n == 2: sys.exit('no')\n"
-        "print(json.dumps({'loss': n / 3, 'note': 'ok', 'all': [1, 2]}))"
+def test_the_last_table_has_the_results_of_the_jobs(run):
+    Path("job.sh").write_text(
+        "test $1 = --n=1 && echo '{\"loss\": 0.33333333, \"note\": \"ok\", \"all\": [1, 2]}'"
     )
-    code, out, _ = ended(run_scripts("job.py", "--grid", "n=1,2", "--devices", core))
+    code, out, _ = ended(run("job.sh", "--grid", "n=1,2"))
     head, first, second, more = out.split("\n\n")[1].splitlines()
     assert code == 1 and head.split() == ["name", "device", "status", "seconds", "loss", "note"]
     assert first.split()[-2:] == ["0.333333", "ok"] and second.split()[-2:] == ["-", "-"]
     assert "failed" in second and more.endswith(": all")
 
 
-def test_nobody_has_to_read_what_is_printed(tmp_path):
-    (tmp_path / "echo.py").write_text(SCRIPTS["echo.py"].replace("MGPU_JOB_DEVICE", "PATH"))
-    call = f'"{sys.executable}" -m mgpu_helpers run echo.py'
-    env = os.environ | {"MGPU_MODE": "cores", "TMPDIR": str(tmp_path)}
-    for ends in (">&-", ">/dev/full", "| true"):
-        ran = subprocess.run(["bash", "-c", f"set -o pipefail; {call} {ends}"], cwd=tmp_path,
-                             env=env, text=True, capture_output=True, timeout=60)  # fmt: skip
-        assert (ran.returncode, ran.stderr) == (0, ""), ends
+@pytest.mark.parametrize("ends", [">&-", ">/dev/full", "| true"])
+def test_nobody_has_to_read_what_is_printed(run, ends):
+    call = f'set -o pipefail; "{sys.executable}" -m mgpu_helpers run echo.py {ends}'
+    ran = run(before=("bash", "-c", call))
+    assert ended(ran) == (0, "", "")
 
 
 @pytest.mark.parametrize("buffered", ["", "1"])
@@ -428,19 +370,19 @@ def test_what_cannot_be_said_to_a_full_disk_is_said(buffered, monkeypatch):
 
 
 @pytest.mark.parametrize("before, seconds, code, first, second", [
-    ((), "60", 130, "stopped", "not started"), (("nohup",), "0.5", 0, "done", "done"),
+    ((), 60, 130, "stopped", "not started"), (("nohup",), 0.5, 0, "done", "done"),
 ])  # fmt: skip
 def test_a_runner_whose_terminal_has_gone_ends_its_scripts_but_not_under_nohup(
-    run_scripts, tmp_path, core, before, seconds, code, first, second
+    run, before, seconds, code, first, second
 ):
-    (tmp_path / "sleeps.py").write_text(SCRIPTS["sleeps.py"].replace("60", seconds))
-    runner = run_scripts("sleeps.py", "echo.py", "--devices", core, before=before)
-    wait_for((tmp_path / "pid").exists)
+    Path("sleeps.sh").write_text(f"echo $$ > new; mv new pid; exec sleep {seconds}")
+    runner = run("sleeps.sh", "echo.py", before=before)
+    wait_for(Path("pid").exists)
     runner.send_signal(signal.SIGHUP)
     ended_with, out, error = ended(runner)
     table = out.split("\n\n")[1].splitlines()[1:]
     assert ended_with == code and first in table[0] and second in table[1]
-    assert (before or not error) and not lives(int((tmp_path / "pid").read_text()))
+    assert (before or not error) and not lives(int(Path("pid").read_text()))
 
 
 # ---- the diagnosis: one cause at a time, then several
@@ -453,7 +395,6 @@ OLD = "CUDA up to 11.4 .* with 12.5.1: install a newer driver"
 
 @pytest.mark.parametrize("where, env, changes, causes", [
     ("complete", {}, {}, [NOT_KNOWN.format(0)]),
-    ("complete", {}, {"seen": 2}, [NOT_KNOWN.format(2)]),
     ("complete", {"FAKE_LOST": "1"}, {"seen": 2} | NO_CUDNN, ["GPU 1 has fallen off the bus"]),
     ("complete", {"FAKE_LOST": "1"}, NO_CUDNN | NO_DRIVER, []),
     ("driver", {}, {}, [r'libcudart.so.12 and 6 more .*pip install "mgpu-helpers\[gpu\]"']),
@@ -465,8 +406,6 @@ OLD = "CUDA up to 11.4 .* with 12.5.1: install a newer driver"
     # Where CUDA cannot be asked, the variable alone must do.
     ("complete", {"CUDA_VISIBLE_DEVICES": "-1"}, {"lesson_order": None, "cuda_order": None},
      ["leaves 0 of 3 GPUs"]),
-    ("complete", {"CUDA_VISIBLE_DEVICES": "0,1,2"}, {"cuda": None},
-     ["pip uninstall tensorflow, then"]),
     ("complete", {}, {"cuda": None, "versions": {"tensorflow-cpu": "2.21.0"}},
      ["pip uninstall tensorflow-cpu, then"]),
     ("complete", {}, {"cuda": None, "machine": "aarch64"}, ["aarch64"]),

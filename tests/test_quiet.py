@@ -48,13 +48,6 @@ def test_first_cells_of_a_lesson_print_nothing_on_stderr():
     assert (done.stdout, done.stderr) == ("3.0\n", "a message of the lesson\n")
 
 
-@pytest.mark.thorough
-def test_verbose_shows_what_the_first_cells_say():
-    done = run_python(FIRST_CELLS, imported=False, MGPU_MODE="cores", MGPU_VERBOSE="1")
-    assert "MLIR V1" in done.stderr
-    assert done.stderr.endswith("a message of the lesson\n")
-
-
 def test_what_the_import_says_is_dropped_unless_it_is_verbose(tmp_path):
     code = fake_tensorflow(tmp_path, FAKE)
     full = "import tempfile; tempfile.tempdir = '/nowhere'; "  # no room is needed for it

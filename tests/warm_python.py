@@ -13,6 +13,7 @@ TensorFlow is imported and are not the server's.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -36,7 +37,6 @@ PASSED_ON = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1,
     signal.SIGRTMAX - 1,  # by which `mgpu cluster` asks a worker for its stack
 )  # fmt: skip
-PIECE = 200  # file descriptors a message: Linux takes 253
 
 
 def settings() -> dict[str, str]:
@@ -58,69 +58,40 @@ def main() -> None:
         wire.connect(os.path.join(os.environ[FOLDER], "socket"))
     except (OSError, KeyError):
         _cold()
-    ignored = [int(s) for s in PASSED_ON if signal.getsignal(s) is signal.SIG_IGN]
-    descriptors = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if int(name) != wire.fileno() and (int(name) < 3 or os.get_inheritable(int(name))):
-                descriptors.append(int(name))
-        except OSError:  # that of the listing itself
-            pass
-    # From here on a signal waits in a pipe until there is a process that it can be passed on to.
-    come, gone = os.pipe()
-    os.set_blocking(gone, False)
-    signal.set_wakeup_fd(gone)
-    for number in PASSED_ON:
-        if int(number) not in ignored:
-            signal.signal(number, lambda number, frame: None)
+    heeded = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
+    opened = {int(name) for name in os.listdir("/proc/self/fd")} - {wire.fileno()}
+    there = [fd for fd in opened if os.path.lexists(f"/proc/self/fd/{fd}")]  # not the listing's
+    descriptors = [fd for fd in there if fd < 3 or os.get_inheritable(fd)]
+    # From here on a signal waits until there is a process that it can be passed on to.
+    signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
     request = {
         "arguments": sys.argv[1:], "folder": os.getcwd(), "environment": dict(os.environ),
         "cores": [*os.sched_getaffinity(0)], "settings": settings(), "descriptors": descriptors,
-        "ignored": ignored,
+        "ignored": [*{*PASSED_ON} - heeded],
     }  # fmt: skip
-    text = json.dumps(request).encode()
-    wire.sendall(len(text).to_bytes(8, "big") + text)
-    for start in range(0, len(descriptors), PIECE):
-        socket.send_fds(wire, [b"f"], descriptors[start : start + PIECE])
-    child = int(_line(wire) or 0)
+    socket.send_fds(wire, [b"f"], descriptors)
+    wire.sendall(json.dumps(request).encode() + b"\n")
+    answers = wire.makefile()
+    child = int(answers.readline() or 0)
+
+    def pass_on(number: int, _: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in heeded if child else ():
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
     if not child:
-        for number in PASSED_ON:
-            if int(number) not in ignored:
-                signal.signal(number, signal.SIG_DFL)
         _cold()
-    while wire not in (ready := select.select([wire, come], [], [])[0]):
-        for number in os.read(come, 99) if come in ready else b"":
-            try:
-                os.kill(child, number)
-            except ProcessLookupError:
-                pass
-    status = int(_line(wire) or 1 << 8)
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(number, signal.SIG_DFL)
+    code = int(answers.readline() or 1)
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-        os.kill(os.getpid(), number)
-    os._exit(os.WEXITSTATUS(status))
-
-
-def _line(wire: socket.socket) -> bytes:
-    got = b""
-    while not got.endswith(b"\n"):
-        more = wire.recv(1)
-        if not more:
-            return b""
-        got += more
-    return got
-
-
-class Child:
-    """A forked process and the connection of who waits for it."""
-
-    def __init__(self, wire: socket.socket, pid: int) -> None:
-        self.wire, self.pid, self.end = wire, pid, os.pidfd_open(pid)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def serve(listening: socket.socket) -> dict[str, Any]:
@@ -142,37 +113,27 @@ def serve(listening: socket.socket) -> dict[str, Any]:
     tf.get_logger()
     gc.freeze()  # what was imported is not looked through for garbage again in each fork
     threads = set(os.listdir("/proc/self/task"))  # one of them Python's
-    children: list[Child] = []
+    children: dict[int, tuple[int, socket.socket]] = {}  # with who waits, by its pidfd
     while True:
-        known = [listening, 0, *(c.wire for c in children), *(c.end for c in children)]
-        readable, _, _ = select.select(known, [], [])
+        waiting = {wire: end for end, (_, wire) in children.items()}
+        readable, _, _ = select.select([listening, 0, *children, *waiting], [], [])
         if 0 in readable:
-            for child in children:
-                _kill(child.pid)
+            for pid, _ in children.values():
+                _kill(pid)
             os._exit(0)
-        for child in [*children]:
-            if child.end in readable:
-                _, status = os.waitpid(child.pid, 0)
-                _tell(child.wire, status)
-            elif child.wire in readable and not child.wire.recv(1):
-                _kill(child.pid)  # who waited was killed
-                os.waitpid(child.pid, 0)
-            else:
-                continue
-            os.close(child.end)
-            child.wire.close()
-            children.remove(child)
+        for end in {waiting.get(each, each) for each in readable} & {*children}:
+            pid, wire = children.pop(end)
+            if end not in readable:
+                _kill(pid)  # who waited was killed
+            _tell(wire, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            os.close(end)
+            wire.close()
         if listening not in readable:
             continue
         wire, _ = listening.accept()
-        received: list[int] = []
         try:
-            text = wire.makefile("rb", buffering=0)
-            size = int.from_bytes(_all(text, 8), "big")
-            request = json.loads(_all(text, size))
-            while len(received) < len(request["descriptors"]):
-                _, more, _, _ = socket.recv_fds(wire, 1, PIECE)
-                received += more
+            _, received, _, _ = socket.recv_fds(wire, 1, 253)  # as many as Linux takes
+            request = json.loads(wire.makefile().readline())
         except (OSError, ValueError):  # killed while it asked
             wire.close()
             continue
@@ -183,9 +144,9 @@ def serve(listening: socket.socket) -> dict[str, Any]:
         else:
             pid = os.fork()
             if not pid:
-                for child in children:
-                    os.close(child.end)
-                    child.wire.close()
+                for end, (_, other) in children.items():
+                    os.close(end)
+                    other.close()
                 listening.close()
                 wire.close()
                 random.seed()
@@ -193,33 +154,19 @@ def serve(listening: socket.socket) -> dict[str, Any]:
                 _take_over(request, received)
                 return request
             _tell(wire, pid)
-            children.append(Child(wire, pid))
+            children[os.pidfd_open(pid)] = pid, wire
         for descriptor in received:
             os.close(descriptor)
 
 
-def _all(text: object, size: int) -> bytes:
-    got = b""
-    while len(got) < size:
-        more = text.read(size - len(got))
-        if not more:
-            raise OSError("no more")
-        got += more
-    return got
-
-
 def _tell(wire: socket.socket, number: int) -> None:
-    try:
+    with contextlib.suppress(OSError):
         wire.sendall(b"%d\n" % number)
-    except OSError:
-        pass
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _take_over(request: dict[str, Any], received: list[int]) -> None:
@@ -286,9 +233,6 @@ def run(arguments: list[str]) -> None:
             backend = os.environ.setdefault("MPLBACKEND", inline)
             sys.modules["matplotlib"].rcParams["backend"] = backend
         runpy._run_module_as_main(rest[0])
-    elif os.path.isdir(kind):
-        sys.argv = arguments
-        runpy.run_path(kind, run_name="__main__")
     else:
         sys.argv, sys.path[:0] = arguments, [os.path.dirname(os.path.abspath(kind))]
         inside.__file__ = kind

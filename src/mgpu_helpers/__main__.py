@@ -1,29 +1,4 @@
-"""The command `mgpu`, which is also `python -m mgpu_helpers`: say what this machine is.
-
-`mgpu train.py` runs a script as it is, with what its `fit` trains on all devices.
-`mgpu run a.py b.py` gives each script a device of its own, as lesson 16 does; `mgpu cluster
-train.py` runs one script as all workers of a cluster, as lesson 21; `mgpu plan train.py:build
---batch 256` says what to try when a step does not fit; `mgpu lessons DIR` copies the lessons;
-`mgpu verdict` runs them on this machine's GPUs and says what held.
-"""
-
-from __future__ import annotations
-
-import argparse
-import dataclasses
-import errno
-import importlib
-import json
-import os
-import shlex
-import sys
-from pathlib import Path
-
-from mgpu_helpers import __version__
-from mgpu_helpers._files import check_script
-
-DESCRIPTION = """\
-Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
+"""Print what this machine is: versions, driver, GPUs as nvidia-smi, CUDA and the lessons number
 them, why TensorFlow leaves a GPU unused and what to do about it, and the plan that the lessons
 would use. The exit status is 0 when the lessons can run, with or without a GPU.
 
@@ -41,6 +16,23 @@ stood in the scope of fit.strategy.
   mgpu train.py --epochs 3
   mgpu train.py --check --epochs 3
 """
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import errno
+import importlib
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from mgpu_helpers import __version__
+from mgpu_helpers._files import check_script
+
+DESCRIPTION = __doc__
 NEXT = """
 next  {0} train.py               trains with all of these devices; the script stays as it is
       {0} run a.py b.py          gives each script a device of its own

@@ -47,9 +47,8 @@ class Place:
 
     def lock(self) -> bool:
         """Lock the place if nobody else holds it; say whether it is locked now."""
-        _locked.add(self)
         for path, mode in self.files():
-            self.held += (_open(path),)
+            self.held += (own(_open(path)),)
             if not lock(self.held[-1], mode):
                 self.release()
                 return False
@@ -58,21 +57,32 @@ class Place:
     def release(self) -> None:
         """Close this process's lock files; a job that inherited them keeps its locks."""
         for fd in reversed(self.held):
-            os.close(fd)  # LOCK_UN would unlock the file for those who inherited it, too
+            close(fd)  # LOCK_UN would unlock the file for those who inherited it, too
         self.held = ()
-        _locked.discard(self)
 
 
-_locked: set[Place] = set()
+_owned: set[int] = set()  # open files with a lock, which a fork of the runner is not to keep
 
 
-def _release_in_fork() -> None:
-    for place in list(_locked):
-        place.release()
+def own(fd: int) -> int:
+    """Keep an open file from forks that are no jobs, such as workers of multiprocessing."""
+    _owned.add(fd)
+    return fd
 
 
-# A fork of the runner that is not a job, such as a worker of multiprocessing, holds no device.
-os.register_at_fork(after_in_child=_release_in_fork)
+def close(fd: int) -> None:
+    """Close an open file that was this process's own."""
+    _owned.discard(fd)
+    os.close(fd)
+
+
+def _close_in_fork() -> None:
+    for fd in list(_owned):
+        with contextlib.suppress(OSError):
+            close(fd)
+
+
+os.register_at_fork(after_in_child=_close_in_fork)
 
 
 def places(kind: str, pool: Mapping[int, str | None], per_device: int = 1) -> list[Place]:

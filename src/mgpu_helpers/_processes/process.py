@@ -10,9 +10,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
+from mgpu_helpers._processes import keeper
 from mgpu_helpers._processes.job import Job, end_of, reported
 from mgpu_helpers._processes.locks import Place
 
@@ -44,22 +44,22 @@ class Running:
         if self.status is None:
             self.status = status
             self.kill_at = time.monotonic() + self.grace
-            _signal_group(self.process.pid, signal.SIGTERM)
+            keeper.send(-self.process.pid, signal.SIGTERM)
 
     def over(self) -> bool:
         """Say whether nothing of the job runs any more; move its end on where something does."""
         code = self.process.poll()
         if code is not None:
             self.end("failed" if code else "done")
-            if not _group_lives(self.process.pid):
+            if not keeper.group_lives(self.process.pid):
                 return True
         if self.kill_at is not None and time.monotonic() >= self.kill_at:
-            _signal_group(self.process.pid, signal.SIGKILL)
+            keeper.send(-self.process.pid, signal.SIGKILL)
         return False
 
     def kill(self) -> None:
         """End the job and its children at once."""
-        _signal_group(self.process.pid, signal.SIGKILL)
+        keeper.send(-self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def ended(self, now: float) -> Job:
@@ -115,35 +115,9 @@ def as_ctrl_c() -> None:
             signal.signal(ends, stop)
 
 
-def _signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False where there is nobody to get it."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _group_lives(group: int) -> bool:
-    """Say whether a process of the group runs; one that ended and waits to be read does not."""
-    if not _signal_group(group, 0):
-        return False
-    if not Path("/proc/self/stat").exists():
-        return True
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        state, _, its_group = stat(pid)
-        if its_group == str(group) and state not in "ZX":
-            return True
-    return False
-
-
 def stat(pid: int | str) -> list[str]:
     """Return Linux's letter for what a process does, its parent and group; "?" if not known."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        return text.rpartition(")")[2].split()[:3]
-    except OSError:  # it has ended since
-        return ["?"] * 3
+    return keeper.stat(pid)[:3] or ["?"] * 3
 
 
 def seconds(what: str, value: float | None) -> float | None:

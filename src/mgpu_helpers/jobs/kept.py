@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import signal
@@ -14,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from mgpu_helpers._processes import process
+from mgpu_helpers._processes import keeper, locks, process
 from mgpu_helpers._processes.job import Job
 from mgpu_helpers._processes.locks import Place
 from mgpu_helpers._processes.process import Running
-from mgpu_helpers.jobs import keeper
 from mgpu_helpers.jobs.rows import OWN, Row, Rows, boot, refusal, since
 
 # Compiled, where it is: that saves half of its start.
@@ -57,8 +55,7 @@ class Kept(Running):
             run, fd = rows.made()
             try:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", KEEPER, str(fd), str(self.grace),
-                     *map(str, held)],
+                    [sys.executable, "-I", "-S", KEEPER, str(fd), str(self.grace)],
                     env=environment, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
                     start_new_session=True, pass_fds=[fd, *held],
                 )  # fmt: skip
@@ -69,23 +66,21 @@ class Kept(Running):
                     "memory that is left."
                 ) from None
             finally:
-                rows.close_file(fd)
+                locks.close(fd)
         pipe = self.process.stdin
         assert pipe
+        job = replace(job, pid=self.process.pid, status="running")
         try:
-            job = replace(job, pid=self.process.pid, status="running")
-            rows.add(job.row() | {"run": run} | marks(self.process.pid))
-            text = b"".join(word + b"\0" for word in words)
-            with contextlib.suppress(BrokenPipeError):  # somebody has killed the keeper
+            with pipe:
+                rows.add(job.row() | {"run": run} | marks(self.process.pid))
+                text = b"".join(word + b"\0" for word in words)
                 pipe.write(b"%d %d\n%s" % (len(text), len(words), text))
-                pipe.flush()
+        except BrokenPipeError:  # somebody has killed the keeper
+            pass
         except BaseException:
             self.process.kill()
             self.process.wait()
             raise
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
         self.job, self.places, self.run, self.rows = job, places, run, rows
         self.status: str | None = None
         self.kill_at: float | None = None
@@ -146,10 +141,7 @@ class _Orphan:
 
     def poll(self) -> int | None:
         if self.returncode is None and not self.rows.kept(self.row):
-            told = self.rows.told(self.row["run"])
-            self.returncode = -signal.SIGKILL if told is None else 127
-            with contextlib.suppress(ValueError, TypeError):
-                self.returncode = int(told[0])  # type: ignore[index]  # None is no status
+            self.returncode = 0  # or any: `Queue.finish` asks the row
         return self.returncode
 
     def wait(self) -> None:
@@ -173,5 +165,5 @@ class Adopted(Kept):
         self.grace, self.status, self.kill_at = process.GRACE, None, None
 
     def ended(self, now: float) -> Job:
-        """Give the job as far as this runner ended it: `Queue.finish` makes one of its row."""
-        return replace(self.job, status=self.status or "running")
+        """Give the job as it was: `Queue.finish` makes one of its row."""
+        return self.job

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from mgpu_helpers import nvml
 from mgpu_helpers._formatting import counted
@@ -36,7 +36,7 @@ class Queue(Crew):
         super().__init__(Progress(progress), time.monotonic())
         self.jobs, self.kind, self.pool, self.each = jobs, kind, pool, each
         self.most = most  # devices at a time, the freest first; None is all, in their order
-        self.polite = polite and kind == "GPU"  # leave alone the GPUs that others use
+        self.polite = polite  # leave alone the GPUs that others use
         self.others: dict[int, str] = {}  # who uses those, by number
         self.unsaid: set[int] = set()  # the numbers of which that has not been said yet
         self.stalled = False  # it was said that all wait for them
@@ -47,8 +47,7 @@ class Queue(Crew):
         self.taken = taken  # the runs that stand for a job already
         self.old = set(rows.ended)  # what failed before is tried again, and not what fails now
         self.elsewhere: dict[int, str] = {}  # the runs of jobs that other runners have
-        self.runs: dict[int, str] = {}  # those of this one
-        self.adopted: dict[int, Row] = {}  # and its rows of those that it has taken over
+        self.kept: dict[int, Running] = {}  # this runner's jobs, until their ends are written
         self.broken = ""  # why nothing more may start
         self.places = locks.places(kind, pool, per_device)
         for place in self.places:
@@ -64,21 +63,19 @@ class Queue(Crew):
     def step(self) -> bool:
         """Start what waits as places become free, and end what takes too long."""
         for running in self.running.values():
-            late = self.time_limit and self.now() - (running.job.start or 0.0) > self.time_limit
-            if late and isinstance(running, Kept) and not running.has_ended():
+            if self.time_limit and self.now() - (running.job.start or 0.0) > self.time_limit:
                 running.end("timed out")
         due = time.monotonic() >= self.next_try and not self.broken
         if due and self.shares and (self.waiting or self.elsewhere):
-            with self.locked():
-                self.share()
+            self.holding(self.share)
         while self.waiting and time.monotonic() >= self.next_try and not self.broken:
             places = self.claim()
-            if places and not self.begin(places):
+            if not places:
+                break
+            if not self.holding(partial(self.begin, places)):
                 for place in places:
                     place.release()
                 self.free += places
-            if not places:
-                break
         if due:
             self.next_try = time.monotonic() + RETRY
         if self.waiting and len(self.free) < self.each and not self.running:
@@ -95,28 +92,25 @@ class Queue(Crew):
 
     def begin(self, places: list[Place]) -> bool:
         """Start the next job on these places, if one is left; say whether it has them now."""
-        with self.locked():
-            if self.shares:
-                self.share()
-            if not self.waiting:
-                return False
-            i = self.waiting.pop(0)
-            try:
-                self.start(i, self.jobs[i], places, environment(places) | {
-                    "MGPU_JOB_DEVICE": named(places)})  # fmt: skip
-            except CannotWrite:
-                self.waiting.insert(0, i)
-                raise
-            return True
-        return False
+        if self.shares:
+            self.share()
+        if not self.waiting:
+            return False
+        i = self.waiting.pop(0)
+        try:
+            self.start(i, self.jobs[i], places, environment(places) | {
+                "MGPU_JOB_DEVICE": named(places)})  # fmt: skip
+        except CannotWrite:
+            self.waiting.insert(0, i)
+            raise
+        return True
 
     def launch(self, job: Job, places: Sequence[Place], environment: dict[str, str]) -> Kept:
         return Kept(job, places, environment, self.inherited, self.rows)
 
     def started(self, running: Running) -> None:
         assert isinstance(running, Kept)
-        number = next(i for i, each in self.running.items() if each is running)
-        self.runs[number] = running.run
+        self.kept |= self.running
         self.taken.add(running.run)
 
     def left(self, number: int, running: Running) -> None:
@@ -126,17 +120,17 @@ class Queue(Crew):
             self.progress.must(f"{'left':10} {running.job.name:12} process {pids} of it did not "
                                "end: the run goes on without it")  # fmt: skip
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the rows; where that fails nothing more starts, and what runs goes on to its end."""
+    def holding(self, do: Callable[[], bool | None]) -> bool | None:
+        """Do it with the rows held; where that fails nothing more starts, and what runs goes on."""
         try:
             with self.rows.locked():
-                yield
+                return do()
         except CannotWrite as error:
             if not self.broken:
                 self.broken = str(error)
                 if self.running:
                     self.progress.must(f"{'stopping':10} when what runs has ended: {error}")
+        return False
 
     def share(self) -> None:
         """Take what others do or have done of what is next here, with the rows locked."""
@@ -153,30 +147,28 @@ class Queue(Crew):
                 if self.rows.is_here(row) and not self.rows.runner_lives(row):
                     with held_back():
                         adopted = Adopted(self.jobs[i], row, self.rows, self.now())
-                        self.running[i], self.adopted[i] = adopted, adopted.row
-                        self.runs[i] = self.elsewhere.pop(i)
+                        self.running[i] = self.kept[i] = adopted
+                        del self.elsewhere[i]
             else:
                 del self.elsewhere[i]
                 self.from_elsewhere(i, self.rows.ended[run])
 
     def offered(self, job: Job) -> Row | None:
         """Give a run of the same command that stands for no job yet: done, running, or failed."""
+        rank = {"done": 0, "running": 0, "failed": 1, "timed out": 1}
         rows = self.rows.by_key.get((job.command, job.folder), {}).values()
-        free = [row for row in rows if mark(row) not in self.taken]
-        now = {row["run"] for row in free if "run" in row} - self.old
-        for statuses in ("done", "running"), ("failed", "timed out"):
-            for row in free:
-                if row["status"] in statuses and (row["status"] == "done" or row.get("run") in now):
-                    return row
-        return None
+        free = [row for row in rows if mark(row) not in self.taken and row["status"] in rank]
+        old = {None, *self.old}
+        of_now = [row for row in free if row["status"] == "done" or row.get("run") not in old]
+        return min(of_now, key=lambda row: rank[row["status"]], default=None)
 
     def from_elsewhere(self, number: int, row: Row) -> None:
         """Take over what became of a job elsewhere; what was stopped there is to be done here."""
         if row["status"] == "stopped":
             self.waiting = sorted([*self.waiting, number])
             return
-        job = earlier(self.jobs[number].name, self.jobs[number].command, self.rows.folder, row)
-        self.jobs[number] = job
+        job = self.jobs[number]
+        job = self.jobs[number] = earlier(job.name, job.command, self.rows.folder, row)
         seconds = "" if job.seconds is None else f"  {job.seconds:.1f} s"
         self.say(f"{job.status:10} {job.name:12} by another runner{seconds}")
 
@@ -195,22 +187,20 @@ class Queue(Crew):
             self.ended[place.number] = time.monotonic()
         self.free += [place for place in places if place.number in self.pool]
         self.next_try = 0.0
-        run, theirs = self.runs.pop(number, None), self.adopted.pop(number, None)
-        if theirs:
-            ended = job.status != "running"
-            row = self.rows.ended_row(theirs, job.status if ended else None)
+        kept = self.kept.pop(number, None)
+        if isinstance(kept, Adopted):
+            row = self.rows.ended_row(kept.row, kept.status)
             self.from_elsewhere(number, row)
-            if ended:
+            if kept.status:  # this runner has ended it
                 self.waiting = [i for i in self.waiting if i != number]
                 self.jobs[number] = earlier(job.name, job.command, self.rows.folder, row)
         else:
             self.jobs[number], row = job, job.row()
             self.say(f"{job.status:10} {job.name:12} on {named(places)}  {job.seconds:.1f} s")
-        with self.locked():
-            if run is None:  # it could not be started
-                self.rows.add(row)
-            else:
-                self.rows.end(run, row)
+        if isinstance(kept, Kept):
+            self.holding(partial(self.rows.end, kept.run, row))
+        else:  # it could not be started
+            self.holding(partial(self.rows.add, row))
 
     def claim(self) -> list[Place] | None:
         """Lock the first places that nobody uses, all that a job needs; None where there are none.

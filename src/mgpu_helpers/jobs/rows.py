@@ -23,9 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mgpu_helpers._processes import locks
+from mgpu_helpers._processes import keeper, locks
 from mgpu_helpers._processes.job import COLUMNS, Job, end_of, reported
-from mgpu_helpers.jobs import keeper
 
 Row = dict[str, Any]
 Key = tuple[tuple[str, ...], str]  # a command and its folder
@@ -33,19 +32,8 @@ Key = tuple[tuple[str, ...], str]  # a command and its folder
 FILE = "jobs.jsonl"
 RUNNING = ".running"
 LATE = 5.0  # seconds in which a runner on another machine writes how its job ended
-_open: set[int] = set()  # files with a lock, which a fork of the runner is not to keep
 _mine: set[str] = set()  # runs of which this process will write how they ended
 OWN = ("host", "boot", "pid", "pid_started", "runner", "runner_started")  # of a running row
-
-
-def _close_in_fork() -> None:
-    for fd in list(_open):
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_fork)
 
 
 class CannotWrite(RuntimeError):
@@ -70,15 +58,13 @@ def since(pid: int) -> str | None:
 def lives(pid: int, started: str | None) -> bool:
     """Say whether a process of this machine is there, and the same one, and has not ended."""
     fields = keeper.stat(pid)
-    if fields:
-        return fields[19] == started and fields[0] not in "ZX"
+    if fields or started:
+        return fields[19:20] == [started] and fields[0] not in "ZX"
     try:
         os.kill(pid, 0)
-    except PermissionError:
-        return started is None
-    except (OSError, OverflowError):
-        return False
-    return started is None
+    except (OSError, OverflowError) as error:
+        return isinstance(error, PermissionError)
+    return True
 
 
 def refusal(path: str | os.PathLike[str], error: OSError) -> CannotWrite:
@@ -112,8 +98,8 @@ class Rows:
             yield
             return
         try:
-            self.file = open(self.path, "a+b", buffering=0)
-            _open.add(self.file.fileno())
+            fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self.file = open(locks.own(fd), "r+b", buffering=0, closefd=False)
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX)
             except OSError:  # this disk has no locks
@@ -129,8 +115,7 @@ class Rows:
 
     def unlock(self) -> None:
         if self.file:
-            _open.discard(self.file.fileno())
-            self.file.close()
+            locks.close(self.file.fileno())
             self.file = None
 
     def read(self) -> None:
@@ -188,25 +173,19 @@ class Rows:
         run = f"{time.time_ns():x}-{os.getpid()}"
         try:
             folder.mkdir(exist_ok=True)
-            fd = os.open(folder / run, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            _open.add(fd)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = locks.own(os.open(folder / run, flags, 0o666))
             try:
                 os.write(fd, b" " * (keeper.SIZE - 1) + b"\n")
                 locks.lock_logs(fd)
             except BaseException:
-                self.close_file(fd)
+                locks.close(fd)
                 self.status_file(run).unlink(missing_ok=True)
                 raise
             self.mine(run)
         except OSError as error:
             raise refusal(folder, error) from None
         return run, fd
-
-    @staticmethod
-    def close_file(fd: int) -> None:
-        """Close the file of a run, which its keeper has."""
-        _open.discard(fd)
-        os.close(fd)
 
     def mine(self, run: str) -> None:
         """Note that this process will write how a run ended."""
@@ -217,30 +196,22 @@ class Rows:
         """Leave what was not written to others."""
         _mine.difference_update(self.runs)
 
-    def told(self, run: str) -> tuple[str, float, str] | None:
-        """Read how a job ended: its status, "-" if it did not start, its seconds, and why."""
+    def told(self, run: str) -> tuple[str, float] | None:
+        """Read how a job ended: its status, "-" if it did not start, and its seconds."""
         try:
-            status, seconds, *why = self.status_file(run).read_text().split(maxsplit=2)
-            return status, float(seconds), "".join(why).strip()
+            status, seconds = self.status_file(run).read_text().split()[:2]
+            return status, float(seconds)
         except (OSError, ValueError):
             return None
 
     def kept(self, row: Row) -> bool:
         """Say whether the keeper of a running row lives: by its lock, or by its number."""
-        try:
-            fd = os.open(self.status_file(row["run"]), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return self.is_here(row) and lives(row["pid"], row["pid_started"])
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return True
-        finally:
-            os.close(fd)
-        # A disk without locks: of another machine nothing is known.
-        return not self.is_here(row) or lives(row["pid"], row["pid_started"])
+        there = False
+        with contextlib.suppress(OSError), open(self.status_file(row["run"])) as file:
+            there = True
+            return not locks.lock(file.fileno(), fcntl.LOCK_SH)
+        # No file, or a disk without locks: of another machine nothing is known then.
+        return lives(row["pid"], row["pid_started"]) if self.is_here(row) else there
 
     @staticmethod
     def is_here(row: Row) -> bool:
@@ -291,9 +262,8 @@ class Rows:
 
         When the same command wrote the same log again, its newest row is the one that counts.
         """
-        found = {key: [row for row in rows.values() if row["status"] == "done"]
-                 for key, rows in self.by_key.items()}  # fmt: skip
-        return {key: rows for key, rows in found.items() if rows}
+        return {key: [row for row in rows.values() if row["status"] == "done"]
+                for key, rows in self.by_key.items()}  # fmt: skip
 
 
 def mark(row: Row) -> str:

@@ -15,12 +15,8 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-SIZE = 400  # bytes of the file; they are there from the start, for a disk may be full at the end
-PASSED = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
+SIZE = 64  # bytes of the file; they are there from the start, for a disk may be full at the end
+PASSED = {getattr(signal, f"SIG{name}") for name in "INT HUP QUIT USR1 USR2 CONT WINCH".split()}
 SUBREAPER, DEATH_SIGNAL = 36, 1  # Linux's numbers, for prctl
 
 
@@ -33,13 +29,15 @@ def stat(pid: int | str) -> list[str]:
         return []
 
 
+def _all() -> dict[int, list[str]]:
+    """Return what Linux says of each process, by its number."""
+    pids = filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ())
+    return {int(pid): fields for pid in pids if (fields := stat(pid))}
+
+
 def below(root: int) -> list[tuple[int, int]]:
     """List the living processes that a process has started, and those of its session, by groups."""
-    try:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    known = {pid: fields for pid in pids if (fields := stat(pid))}
+    known = _all()
     found, more = {root}, {pid for pid, fields in known.items() if int(fields[3]) == root}
     while more:
         found |= more
@@ -47,20 +45,26 @@ def below(root: int) -> list[tuple[int, int]]:
     return [(pid, int(known[pid][2])) for pid in found - {root} if known[pid][0] not in "ZX"]
 
 
-def kill_below(root: int) -> bool:
-    """Kill all that a process has started; say whether there was any."""
-    there = below(root)
-    for pid, _ in there:
+def kill_below(root: int) -> None:
+    """Kill all that a process has started."""
+    for pid, _ in below(root):
         send(pid, signal.SIGKILL)
-    return bool(there)
 
 
-def send(pid: int, number: int) -> None:
-    """Send a signal to a process, or with a minus to a group; nobody needs to be there."""
+def send(pid: int, number: int) -> bool:
+    """Send a signal to a process, or with a minus to a group; say whether somebody got it."""
     try:
         os.kill(pid, number)
     except OSError:
-        pass
+        return False
+    return True
+
+
+def group_lives(group: int) -> bool:
+    """Say whether a process of the group runs; on Linux one that waits to be read does not."""
+    known = _all()
+    alive = any(int(its[2]) == group and its[0] not in "ZX" for its in known.values())
+    return send(-group, 0) and (alive or not known)
 
 
 def _prctl(option: int, value: int) -> bool:
@@ -72,7 +76,7 @@ def _prctl(option: int, value: int) -> bool:
         return False
 
 
-def _start(words: list[bytes], mask: Iterable[int]) -> int:
+def _start(words: list[bytes], mask: set[int | signal.Signals]) -> int:
     """Start the job in a group of its own; return its number, or raise why there is none."""
     told, tells = os.pipe()  # closed by a program that starts
     keeper = os.getpid()
@@ -91,10 +95,6 @@ def _start(words: list[bytes], mask: Iterable[int]) -> int:
         finally:
             os._exit(127)
     os.close(tells)
-    try:  # as the job does itself: whoever comes first
-        os.setpgid(job, job)
-    except OSError:
-        pass
     with open(told, "rb") as file:
         why = file.read()
     if why:
@@ -103,25 +103,22 @@ def _start(words: list[bytes], mask: Iterable[int]) -> int:
     return job
 
 
-def main(file: int, grace: float, inherited: list[int]) -> int:
+def main(file: int, grace: float) -> int:
     """Run the job that standard input names; return its exit status, below 0 for a signal."""
     sizes = sys.stdin.buffer.readline().split()
     text = sys.stdin.buffer.read(int(sizes[0])) if sizes else b""
     words = text.split(b"\0")[:-1]
     if not sizes or (len(text), len(words)) != (int(sizes[0]), int(sizes[1])):
         return 1  # the runner was killed
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.set_inheritable(file, False)
     began = time.monotonic()
 
-    def write(status: object, more: str = "") -> None:
-        line = f"{status} {time.monotonic() - began:.3f} {more}".encode()[: SIZE - 1]
+    def write(status: object) -> None:
+        line = f"{status} {time.monotonic() - began:.3f}".encode()
         os.pwrite(file, line.ljust(SIZE - 1) + b"\n", 0)
 
-    passed = {getattr(signal, name) for name in PASSED}
-    waits_for = passed | {signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD}
+    waits_for = PASSED | {signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, lambda *_: None)  # where what is ignored is not waited for
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waits_for)
     subreaper = _prctl(SUBREAPER, 1)
@@ -130,11 +127,9 @@ def main(file: int, grace: float, inherited: list[int]) -> int:
     except OSError as error:
         name = os.fsdecode(words[0])
         said = f"{name!r} cannot be started ({error.strerror}): {_remedy(name, error)}"
-        write("-", said.replace("\n", " "))
+        write("-")
         os.write(1, f"{said}\n".encode(errors="replace"))
         return 127
-    for fd in inherited:
-        os.set_inheritable(fd, False)
     code, ends = None, False
     while True:
         try:
@@ -144,7 +139,7 @@ def main(file: int, grace: float, inherited: list[int]) -> int:
                     write(code)
                     ends = ends or _end(job, grace)  # what it has left running
         except ChildProcessError:
-            while not subreaper and _group_lives(job):  # there are some that are not this one's
+            while not subreaper and group_lives(job):  # there are some that are not this one's
                 if signal.SIGALRM in signal.sigpending():
                     send(-job, signal.SIGKILL)
                 time.sleep(0.03)
@@ -155,7 +150,7 @@ def main(file: int, grace: float, inherited: list[int]) -> int:
         elif number == signal.SIGALRM:
             send(-job, signal.SIGKILL)
             kill_below(os.getpid())
-        elif number in passed:
+        elif number in PASSED:
             send(-job, number)
     assert code is not None
     return code
@@ -181,16 +176,8 @@ def _remedy(name: str, error: OSError) -> str:
     return f"name the program that reads it, as in 'bash {name}'."
 
 
-def _group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except OSError:
-        return False
-    return True
-
-
 if __name__ == "__main__":
-    ended = main(int(sys.argv[1]), float(sys.argv[2]), [int(fd) for fd in sys.argv[3:]])
+    ended = main(int(sys.argv[1]), float(sys.argv[2]))
     if ended < 0:  # as the job, for whoever waits for this process
         try:
             import resource
