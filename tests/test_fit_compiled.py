@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fit_models
-from conftest import ROOT, STARTUP, later
+from conftest import later
 from fit_models import X, Y
-from mgpu_helpers import cluster, fit
+from mgpu_helpers import fit
 from mgpu_helpers.fit import _islands
 from mgpu_helpers.fit._islands import Compiled
 
@@ -296,31 +296,3 @@ def test_a_variable_that_is_given_twice_is_one(tf):
     islands = _islands.Islands(["/CPU:0"])
     run = tf.function(lambda: islands.made_of(graph, [kept.handle] * 2)[0], autograph=False)
     assert run().numpy() == 6 and kept.numpy() == 3
-
-
-WORKER = """
-import json
-import fit_models
-import test_fit_compiled as of
-made, Compiled = [], of.Compiled
-of._islands.Compiled = lambda *args: made.append(Compiled(*args)) or made[-1]
-with fit_models.double():
-    found = of.results(of.sequential(), None, "strategy", True, of.EVEN, False)
-islands = sum(len(each.islands.sizes) for each in made)
-print(json.dumps({"history": found[:2], "islands": islands}))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("workers")
-def test_two_workers_are_compiled_each(plan, double, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
-    (tmp_path / "train.py").write_text(WORKER)
-    report = cluster.run(
-        tmp_path / "train.py", workers=2, logs=tmp_path, stalled=STARTUP, progress=False
-    )
-    assert report.ok, report
-    history = results(sequential(), plan, "alone", False, EVEN, False)[:2]
-    for worker in report:
-        np.testing.assert_allclose(worker.result["history"], history, rtol=1e-11)
-        assert worker.result["islands"] >= 2
