@@ -76,6 +76,7 @@ tensorflow.python.eager.context.Context.device_name
 tensorflow.python.eager.context.Context.enable_graph_collection
 tensorflow.python.eager.context.Context.ensure_initialized
 tensorflow.python.eager.context.Context.export_run_metadata
+tensorflow.python.eager.context._set_context
 tensorflow.python.eager.lift_to_graph.UnliftableError
 tensorflow.python.eager.record.stop_recording
 tensorflow.python.framework.kernels.get_all_registered_kernels
@@ -92,6 +93,7 @@ def test_a_name_is_there(path: str):
 def test_attributes_are_there(tf, keras):
     """Without which the first use raises an error, or tests of `fit` fail."""
     from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from tensorflow.python.eager.context import context
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("adamw", "mse")
@@ -102,6 +104,7 @@ def test_attributes_are_there(tf, keras):
         (model, "_compile_config _compile_loss _compile_metrics _distribute_strategy"),
         (model, "_initial_epoch _functional"), (model._functional, "_nodes_by_depth"),
         (model.layers[0], "_losses _trainable_variables"), (model._compile_loss, "_flat_losses"),
+        (context(), "_initialized _memory_growth_map _physical_devices _visible_device_list"),
         (iterator, "_current_iterator _distributed_dataset _enumerate_iterator _num_batches"),
         (iterator, "_steps_seen"), (model.optimizer, "_exclude_from_weight_decay"),
         (model.optimizer, "_distribution_strategy _learning_rate _trainable_variables _var_key"),
@@ -207,21 +210,6 @@ def test_numbered(tf):
     kind = _private.numbered(type("Kind", (tf.distribute.MirroredStrategy,), {}), 7)
     made = kind(["/cpu:1", "/cpu:2"]).extended
     assert made._collective_keys.get_group_key(["/cpu:1"]) > 700_000 > number
-
-
-def test_pretended_and_started(tf):
-    """Try _initialized, _set_context, _physical_devices, _visible_device_list.
-
-    And _memory_growth_map.
-    """
-    before = tf.config.list_logical_devices()
-    gpus = [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
-    with _private.pretended(gpus):
-        assert tf.config.list_physical_devices("GPU") == gpus
-        assert tf.config.get_visible_devices("GPU") == gpus
-        tf.config.experimental.set_memory_growth(gpus[0], True)
-        assert tf.config.experimental.get_memory_growth(gpus[0]) and not _private.started()
-    assert _private.started() and tf.config.list_logical_devices() == before
 
 
 def test_keep_apart_and_collected_graphs(tf):
@@ -376,22 +364,6 @@ def test_rate_and_settings_and_slots(keras):
     assert rate() == 0.5 == float(sgd.learning_rate) and settings["momentum"] == 0.25
     kept = _private.slots_of(sgd)
     assert [[slot.shape for slot in kept[id(weight)]] for weight in weights] == [[(2,)], []]
-
-
-def test_without_all_reduce(tf, keras):
-    """Try _all_reduce_sum_gradients.
-
-    Without it no operation takes all gradients.
-    """
-    weights, found = [keras.Variable(np.ones(2, "f")) for _ in "ab"], []
-    sgd = keras.optimizers.SGD()
-    sgd.build(weights)
-    for block in (contextlib.nullcontext(), _private.without_all_reduce(sgd)):
-        step = tf.function(lambda: sgd.apply([tf.ones(2)] * 2))
-        with block:
-            ops = step.get_concrete_function().graph.get_operations()
-        found.append(sum(op.type == "IdentityN" for op in ops))
-    assert found == [1, 0]
 
 
 def test_keras_hands_on_what_says_all_in_a_sentence(keras):
