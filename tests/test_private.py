@@ -317,6 +317,18 @@ def test_of_attention(keras):
     assert not _private.of_attention(keras.layers.Dense(2))
 
 
+def test_losses_as(tf, keras):
+    """Try _flat_losses: a batch counts in the mean of each loss for what is said."""
+    given, ones = keras.Input((2,)), tf.ones([4, 1])
+    made = keras.layers.Dense(1)(given)
+    model = keras.Model(given, [made, made])
+    model.compile("adam", ["mse", "mae"])
+    _private.build(model, (tf.ones([4, 2]), (ones, ones)))
+    with _private.losses_as(model, lambda which, loss: loss, 0.25):
+        _private.compiled_losses(model, [ones] * 2, [ones] * 2, None)
+    assert 0.25 in [float(v.numpy()) for v in model.metrics_variables]
+
+
 def test_autocast(tf, keras):
     """Try keras.src.backend.AutocastScope, get_autocast_scope, global_state."""
 
