@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from mgpu_helpers import _private
@@ -13,6 +12,7 @@ from mgpu_helpers._later import keras, tf
 from mgpu_helpers._names import of_keras
 
 NAME = "laid_out"  # of what a model holds of ours
+instead = _private.held  # give one object other methods for a while
 
 
 def laid_out(model: Any) -> Any:
@@ -116,19 +116,6 @@ def _check_functional(model: Any) -> None:
 def takes_training(layer: Any) -> bool:
     """Say whether a layer, a model or another operation is called with training=True or False."""
     return "training" in inspect.signature(layer.call).parameters
-
-
-@contextlib.contextmanager
-def instead(of: Any, **methods: Any) -> Iterator[None]:
-    """Give one object other methods for a while."""
-    before = {name: vars(of)[name] for name in methods if name in vars(of)}
-    vars(of).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del vars(of)[name]
-        vars(of).update(before)  # as `fit.use` has given a model a train_step
 
 
 def graph_of(model: Any) -> Any:

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import pkgutil
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -175,14 +176,18 @@ VALUE = "_value"  # the attribute of a variable of Keras that holds TensorFlow's
 
 
 @contextlib.contextmanager
-def held(by: Any, attribute: str, value: Any) -> Iterator[None]:
-    """Let an object have another attribute in the block, as a variable of Keras another VALUE."""
-    before = getattr(by, attribute)
-    vars(by)[attribute] = value
+def held(by: Any, **values: Any) -> Iterator[None]:
+    """Let one object have other attributes or methods in the block: those that it has, replaced."""
+    for name in values:
+        getattr(by, name)  # one that has another name by now is missing
+    before = {name: vars(by)[name] for name in values if name in vars(by)}
+    vars(by).update(values)
     try:
         yield
     finally:
-        vars(by)[attribute] = before
+        for name in values.keys() - before.keys():
+            del vars(by)[name]
+        vars(by).update(before)  # as `fit.use` has given a model a train_step
 
 
 def global_seeds() -> Any:
@@ -212,31 +217,24 @@ def equal_draws() -> Iterator[None]:
 
         return drawn
 
-    def normal(shape: Any, dtype: Any, **_: Any) -> Any:
-        return tf.random.stateless_normal(shape, [0, 0], dtype=dtype)
-
-    def truncated(shape: Any, dtype: Any, **_: Any) -> Any:
-        return tf.random.stateless_truncated_normal(shape, [0, 0], dtype=dtype)
-
-    def uniform(shape: Any, dtype: Any, **_: Any) -> Any:
-        return tf.random.stateless_uniform(shape, [0, 0], dtype=dtype)
+    def seeded(draw: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda shape, dtype, **_: draw(shape, [0, 0], dtype=dtype)
 
     def integers(shape: Any, low: Any, high: Any, **_: Any) -> Any:
         return tf.random.stateless_uniform(shape, [0, 0], low, high, low.dtype)
 
-    with contextlib.ExitStack() as stack:
-        for name in (
-            "stateless_random_normal_v2", "stateless_random_uniform_v2",
-            "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2",
-            "stateless_truncated_normal_v2",
-        ):  # fmt: skip
-            draw = for_one(getattr(gen_stateless_random_ops_v2, name))
-            stack.enter_context(held(gen_stateless_random_ops_v2, name, draw))
-        for name, instead in (
-            ("random_standard_normal", normal), ("truncated_normal", truncated),
-            ("random_uniform", uniform), ("random_uniform_int", integers),
-        ):  # fmt: skip
-            stack.enter_context(held(gen_random_ops, name, instead))
+    stateless = (
+        "stateless_random_normal_v2", "stateless_random_uniform_v2",
+        "stateless_random_uniform_int_v2", "stateless_random_uniform_full_int_v2",
+        "stateless_truncated_normal_v2",
+    )  # fmt: skip
+    ops = gen_stateless_random_ops_v2
+    with held(ops, **{name: for_one(getattr(ops, name)) for name in stateless}), held(
+        gen_random_ops, random_uniform_int=integers,
+        random_standard_normal=seeded(tf.random.stateless_normal),
+        random_uniform=seeded(tf.random.stateless_uniform),
+        truncated_normal=seeded(tf.random.stateless_truncated_normal),
+    ):  # fmt: skip
         yield
 
 
@@ -413,14 +411,12 @@ def set_logits(x: Any, logits: Any) -> None:
 
 def losses_kept(layer: Any) -> list[Any]:
     """Give the list in which a layer keeps what it adds by `add_loss`, of all replicas."""
-    kept: list[Any] = layer._losses
-    return kept
+    return layer._losses
 
 
 def moments(layer: Any, x: Any, mask: Any) -> tuple[Any, Any]:
     """Compute the mean and variance by which a BatchNormalization would normalize."""
-    mean, variance = layer._moments(x, mask)
-    return mean, variance
+    return layer._moments(x, mask)
 
 
 def moments_of_sums(
@@ -456,19 +452,12 @@ def moments_by_sums(layer: Any) -> None:
     )
 
 
-@contextlib.contextmanager
-def with_moments(layer: Any, mean: Any, variance: Any) -> Iterator[None]:
-    """Let a BatchNormalization take these moments for those of its inputs.
+def with_moments(layer: Any, mean: Any, variance: Any) -> Any:
+    """Let a BatchNormalization take these moments in a block for those of its inputs.
 
     In public it can only be `synchronized=True`, within `tf.distribute`.
     """
-    if "_moments" in vars(layer) or not callable(layer._moments):
-        raise RuntimeError(f"{layer.name} has moments of its own already: leave the block first.")
-    vars(layer)["_moments"] = lambda inputs, mask: (mean, variance)
-    try:
-        yield
-    finally:
-        del vars(layer)["_moments"]
+    return held(layer, _moments=lambda inputs, mask: (mean, variance))
 
 
 def compiled_with(model: Any) -> dict[str, Any]:
@@ -511,11 +500,8 @@ def slots_of(optimizer: Any) -> dict[int, list[Any]]:
     import keras
 
     trained = optimizer._trainable_variables
-    lists = [
-        each
-        for name, each in vars(optimizer).items()
-        if isinstance(each, list) and len(each) == len(trained) and name != "_trainable_variables"
-    ]
+    lists = [each for each in vars(optimizer).values() if isinstance(each, list)
+             and each is not trained and len(each) == len(trained)]  # fmt: skip
     return {
         id(variable): [x for x in kept if isinstance(x, keras.Variable) and len(x.shape)]
         for variable, *kept in zip(trained, *lists, strict=True)
@@ -545,19 +531,12 @@ def exclude_too(optimizer: Any, variable: Any, others: Iterable[Any]) -> None:
         excluded.update(map(optimizer._var_key, others))
 
 
-@contextlib.contextmanager
-def without_all_reduce(optimizer: Any) -> Iterator[None]:
-    """Let an optimizer take gradients in the block as they are, where there is one replica.
+def without_all_reduce(optimizer: Any) -> Any:
+    """Let an optimizer take gradients in a block as they are, where there is one replica.
 
     Its sum over replicas sends all of them through one operation, which lies on one device.
     """
-    if not callable(optimizer._all_reduce_sum_gradients):
-        raise RuntimeError(f"{optimizer.name} does not add up gradients: leave the block out.")
-    vars(optimizer)["_all_reduce_sum_gradients"] = list
-    try:
-        yield
-    finally:
-        del vars(optimizer)["_all_reduce_sum_gradients"]
+    return held(optimizer, _all_reduce_sum_gradients=list)
 
 
 # What `fit` mends in Keras, by a word for it. What has a public name is mended by that.
@@ -673,14 +652,9 @@ def dataset_of(epoch_iterator: Any) -> Any:
     return epoch_iterator._distributed_dataset
 
 
-@contextlib.contextmanager
-def without_strategy(model: Any) -> Iterator[None]:
-    """Let a model be one of no strategy in the block."""
-    strategy, model._distribute_strategy = model._distribute_strategy, None
-    try:
-        yield
-    finally:
-        model._distribute_strategy = strategy
+def without_strategy(model: Any) -> Any:
+    """Let a model be one of no strategy in a block."""
+    return held(model, _distribute_strategy=None)
 
 
 def trained_by(model: Any, strategy: Any) -> None:
@@ -713,7 +687,7 @@ def keep_alone(variable: Any) -> None:
 
 def of_strategy(optimizer: Any, strategy: Any) -> Any:
     """Let an optimizer update what this strategy keeps in a block."""
-    return held(optimizer, "_distribution_strategy", strategy)
+    return held(optimizer, _distribution_strategy=strategy)
 
 
 def before_steps(epoch_iterator: Any, prepare: Callable[[Any], int]) -> None:
@@ -806,14 +780,11 @@ def together(*tensors: Any) -> list[Any]:
     return list(xla.optimization_barrier(*tensors))
 
 
-@contextlib.contextmanager
-def functions_by(make: Callable[..., Any]) -> Iterator[None]:
-    """Let Keras's trainer make its functions of a step by another than tf.function in the block.
+def functions_by(make: Callable[..., Any]) -> Any:
+    """Let Keras's trainer make its functions of a step by another than tf.function in a block.
 
     It keeps them in closures.
     """
-    import types
-
     import tensorflow as tf
     from keras.src.backend.tensorflow import trainer
 
@@ -823,11 +794,7 @@ def functions_by(make: Callable[..., Any]) -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             return getattr(tf, name)
 
-    before, trainer.tf = trainer.tf, Instead("tensorflow")
-    try:
-        yield
-    finally:
-        trainer.tf = before
+    return held(trainer, tf=Instead("tensorflow"))
 
 
 @contextlib.contextmanager
@@ -838,25 +805,19 @@ def losses_as(model: Any, change: Callable[[int, Any], Any], weight: Any = None)
     the graph knows it. In public, `compute_loss` gives their sum, and a train_step may not call it.
     """
     compiled = model._compile_loss
-    before = compiled and compiled._flat_losses or []
-    means = compiled.metrics if before and weight is not None else []
+    losses = compiled and compiled._flat_losses or []
 
     def counting(mean: Any) -> Any:
         update = type(mean).update_state
         return lambda value, sample_weight=None: update(mean, value, weight)
 
-    for mean in means:
-        vars(mean)["update_state"] = counting(mean)
-    changed = [each._replace(loss=change(k, each.loss)) for k, each in enumerate(before)]
-    if before:
-        compiled._flat_losses = changed
-    try:
+    with contextlib.ExitStack() as stack:
+        if losses:
+            changed = [each._replace(loss=change(k, each.loss)) for k, each in enumerate(losses)]
+            stack.enter_context(held(compiled, _flat_losses=changed))
+        for mean in compiled.metrics if losses and weight is not None else ():
+            stack.enter_context(held(mean, update_state=counting(mean)))
         yield
-    finally:
-        if before:
-            compiled._flat_losses = before
-        for mean in means:
-            del vars(mean)["update_state"]
 
 
 def build_compiled(model: Any, labels: Any) -> None:

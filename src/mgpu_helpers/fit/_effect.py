@@ -15,7 +15,7 @@ from typing import Any
 
 from mgpu_helpers._formatting import counted
 from mgpu_helpers._layers import LayerGraph, run_calls
-from mgpu_helpers.fit._segments import LENGTH, parts_to_run_again, stages_begin
+from mgpu_helpers.fit._segments import LENGTH, numbers, parts_to_run_again, stages_begin
 from mgpu_helpers.fit.layout import Layout
 from mgpu_helpers.graph import cuts
 from mgpu_helpers.graph.step import slot_bytes
@@ -225,7 +225,7 @@ def _size(x: Any) -> float:
 def _of_example(value: Any) -> float:
     import tensorflow as tf
 
-    return math.prod(n or LENGTH for n in value.shape[1:]) * tf.as_dtype(value.dtype).size
+    return numbers(value) * tf.as_dtype(value.dtype).size
 
 
 def _bytes(variable: Any) -> float:

@@ -151,24 +151,18 @@ class Islands:
             for node in program.nodes:
                 node.device = ""
         used = _users(program.nodes, outputs)
-        units = self._units(program.nodes)
-        parts = [_Part(unit, used) for unit in units if isinstance(unit, list)]
+        units, parts = self._units(program.nodes, used)
         if any(_is_list(value) for part in parts for value in [*part.takes, *part.gives]):
             for node in program.nodes:  # XLA has lists of tensors within a function only
                 node.pure = node.pure and not any(map(_is_list, _values(node)))
-            units = self._units(program.nodes)
-            parts = [_Part(unit, used) for unit in units if isinstance(unit, list)]
+            units, parts = self._units(program.nodes, used)
         _let_differ(parts)
-        part_of = {id(part.nodes): part for part in parts}
         for unit in units:
-            if isinstance(unit, list):
-                self._call(part_of[id(unit)])
-            else:
-                self._copy(unit)
+            (self._call if isinstance(unit, _Part) else self._copy)(unit)
         return [_made(value) for value in outputs]
 
-    def _units(self, nodes: Sequence[Node]) -> list[Any]:
-        """Order the nodes; those of an island come as a list.
+    def _units(self, nodes: Sequence[Node], used: Any) -> tuple[list[Any], list[_Part]]:
+        """Order the nodes; those of an island come as a part, which are listed, too.
 
         What is no island is done as soon as it can be. When nothing is left of that, each device
         takes all that it can do by then.
@@ -216,8 +210,8 @@ class Islands:
                     if sum(node.kind not in FREE for node in each) < LEAST:
                         units += each
                     else:
-                        units.append(each)
-        return units
+                        units.append(_Part(each, used))
+        return units, [unit for unit in units if isinstance(unit, _Part)]
 
     def _device(self, node: Node) -> str | None:
         """Give the device of the island that a node is to be in; None for what is in none."""
@@ -283,7 +277,8 @@ class Islands:
         values = [_made(value) for value in part.takes]
         device = part.nodes[0].device or self.elsewhere
         with tf.device(device):
-            values += [tf.constant(_value_of(node)) for node in part.differing]
+            values += [tf.constant(tf.make_ndarray(part.constants[k].attributes["value"].tensor))
+                       for k in sorted(part.differ)]  # fmt: skip
         inside = {*part.nodes}
         waits = [op for node in part.nodes for each in node.after - inside
                  for op in _operations(each)]  # fmt: skip
@@ -358,12 +353,8 @@ class _Part:
         self.gives = [(node, i) for node in nodes for i in range(len(node.types))
                       if used[node, i] - inside]  # fmt: skip
         self.number = {node: k for k, node in enumerate(nodes)}
-        self.differ: set[int] = set()  # of the constants: what other devices have another of
-
-    @property
-    def differing(self) -> list[Node]:
-        """List the constants that are given to the function, since those of others differ."""
-        return [self.constants[k] for k in sorted(self.differ)]
+        # Which of the constants other devices have another of: they are given to the function.
+        self.differ: set[int] = set()
 
     def structure(self) -> str:
         """Describe what it computes, but for its constants."""
@@ -444,12 +435,6 @@ def _let_differ(parts: Iterable[_Part]) -> None:
 def _attributes(node: Node) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, value.SerializeToString(deterministic=True))
                  for name, value in sorted(node.attributes.items()) if name[0] != "_")  # fmt: skip
-
-
-def _value_of(node: Node) -> Any:
-    import tensorflow as tf
-
-    return tf.make_ndarray(node.attributes["value"].tensor)
 
 
 def _users(nodes: Iterable[Node], outputs: Iterable[Any]) -> dict[Any, set[Any]]:

@@ -29,7 +29,6 @@ class Row:
         import tensorflow as tf
 
         known = {} if known is None else known
-
         self.number, self.devices, self.cut, self.names = number, devices, cut, ""
         if names:
             with tf.name_scope(names) as self.names:  # with a slash: it can be opened again
@@ -43,14 +42,12 @@ class Row:
                 for v in every:
                     key = (number, d, id(v))
                     if not v.trainable or key not in known:
-                        known[key] = _read(v, device)
+                        value = tf.convert_to_tensor(v)
+                        known[key] = value if device is None else tf.identity(value)
                     self.read[d][id(v)] = known[key]
-            for v in every:  # each row draws for itself
-                if v.name == "seed_generator_state" and number:
-                    with on(device):
+                    if v.name == "seed_generator_state" and number:  # each row draws for itself
                         apart = number * APART * workers_here()
-                        shift = tf.constant([apart, 0], self.read[d][id(v)].dtype)
-                        self.read[d][id(v)] += shift
+                        self.read[d][id(v)] += tf.constant([apart, 0], known[key].dtype)
 
     def begin(self, values: dict[Value, Any]) -> None:
         """Take the inputs of a piece."""
@@ -60,7 +57,6 @@ class Row:
 
     def at(self, d: int, value: Value) -> Any:
         """Give a value on a device of the row: a copy of it where it is made elsewhere."""
-
         if value not in self.made[d]:
             x = self.made[self.maker[value]][value]
             with on(self.devices[d]):
@@ -121,14 +117,6 @@ class Row:
         for value in segment.gives:
             self.made[d][value] = made[value]
             self.maker.setdefault(value, d)
-
-
-def _read(variable: Any, device: str | None) -> Any:
-    """Read a variable where it is, and have the value on a device: one copy to each."""
-    import tensorflow as tf
-
-    value = tf.convert_to_tensor(variable)
-    return value if device is None else tf.identity(value)
 
 
 def on(device: str | None) -> Any:

@@ -82,13 +82,7 @@ def parts_to_run_again(graph: LayerGraph, parts: Any) -> list[int]:
     if parts is False:
         return []
     if isinstance(parts, tuple):
-        starts = _first(graph, parts, "recompute")
-        if not starts or 0 in starts or starts != sorted({*starts}):
-            raise ValueError(
-                f"recompute={[*parts]} begin no parts of {graph.graph.name!r}: name layers in the "
-                f"order in which Keras runs them, which is {', '.join(graph.names()[1:])}."
-            )
-        return starts
+        return _begin(graph, parts, "recompute", "parts")
     at = cuts.narrow(graph)
     parts = max(2, round(len(at) ** 0.5)) if parts is True else parts
     parts = whole_number("recompute", parts, "a number of parts", 2)
@@ -104,17 +98,11 @@ def parts_to_run_again(graph: LayerGraph, parts: Any) -> list[int]:
 def stages_begin(graph: LayerGraph, stages: int | Sequence[str]) -> list[int]:
     """Number the calls with which the stages after the first begin."""
     names = balanced(graph, stages) if isinstance(stages, int) else stages
-    found = _first(graph, names, "stages")
-    if 0 in found or found != sorted({*found}):
-        raise ValueError(
-            f"stages={[*names]} begin no stages of {graph.graph.name!r}: name layers in the order "
-            f"in which Keras runs them, which is {', '.join(graph.names()[1:])}."
-        )
-    return found
+    return _begin(graph, names, "stages", "stages") if names else []
 
 
-def _first(graph: LayerGraph, names: Sequence[str], option: str) -> list[int]:
-    """Number the first calls of layers; 0 for one that there is not."""
+def _begin(graph: LayerGraph, names: Sequence[str], option: str, what: str) -> list[int]:
+    """Number the first calls of layers that are to begin parts or stages after the first."""
     first = graph.first()
     for name in names:
         alike = [each for each in graph.names() if each.endswith(f"/{name}")]
@@ -123,7 +111,13 @@ def _first(graph: LayerGraph, names: Sequence[str], option: str) -> list[int]:
                 f"{option}={[*names]}: {graph.graph.name!r} has a layer {name!r} in "
                 f"{counted(len(alike), 'model')}: say which one, {' or '.join(alike)}."
             )
-    return [first.get(name, 0) for name in names]
+    found = [first.get(name, 0) for name in names]
+    if not found or 0 in found or found != sorted({*found}):
+        raise ValueError(
+            f"{option}={[*names]} begin no {what} of {graph.graph.name!r}: name layers in the "
+            f"order in which Keras runs them, which is {', '.join(graph.names()[1:])}."
+        )
+    return found
 
 
 def narrow_places(graph: LayerGraph) -> list[str]:
@@ -145,7 +139,7 @@ def balanced(graph: LayerGraph, n: int) -> list[str]:
     first, calls = graph.first(), graph.calls
     borders = [0, *(first[name] for name in found), len(calls)]
     costs = [_cost(calls[a:b]) for a, b in itertools.pairwise(borders)]
-    sizes = [sum(map(_numbers, each)) for each in graph.crossing()]
+    sizes = [sum(map(numbers, each)) for each in graph.crossing()]
 
     @functools.cache
     def best(a: int, n: int) -> tuple[float, int, tuple[int, ...]]:
@@ -158,7 +152,7 @@ def balanced(graph: LayerGraph, n: int) -> list[str]:
     return [found[i - 1] for i in best(0, n)[2]]
 
 
-def _numbers(value: Any) -> int:
+def numbers(value: Any) -> int:
     """Count the numbers of a tensor of the model for an example."""
     return math.prod(n or LENGTH for n in value.shape[1:])
 

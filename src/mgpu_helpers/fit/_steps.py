@@ -89,7 +89,7 @@ def _on_one(model: Any, variables: Sequence[Variable], device: str) -> Iterator[
         if (laid := laid_out(model)) is not None:
             stack.enter_context(laid.aside())
         for each in variables:
-            stack.enter_context(_private.held(each.holder, each.attribute, each.copies[0]))
+            stack.enter_context(instead(each.holder, **{each.attribute: each.copies[0]}))
         stack.enter_context(_private.without_strategy(model))
         for each in _parts(model)[0]:
             stack.enter_context(_private.of_strategy(each, tf.distribute.get_strategy()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import _private
@@ -16,6 +17,7 @@ class _Reached(BaseException):
     """A device has come to where parts are added up; no Exception, which Keras would change."""
 
 
+@dataclass
 class Together:
     """The first device runs calls; at each layer cut by rows the others come up to it.
 
@@ -29,13 +31,11 @@ class Together:
     attention has for numbers of heads on each device.
     """
 
-    def __init__(
-        self, steps: Sequence[tuple[Any, str]], parts: Sequence[Mapping[Any, Any]],
-        gathered: Mapping[Any, tuple[int, Sequence[Any]]],
-        settings: Mapping[Any, Sequence[dict[str, Any]]], devices: Sequence[Any],
-    ) -> None:  # fmt: skip
-        self.steps, self.parts, self.gathered = steps, parts, gathered
-        self.settings, self.devices = settings, devices
+    steps: Sequence[tuple[Any, str]]
+    parts: Sequence[Mapping[Any, Any]]
+    gathered: Mapping[Any, tuple[int, Sequence[Any]]]
+    settings: Mapping[Any, Sequence[dict[str, Any]]]
+    devices: Sequence[Any]
 
     def run(self, calls: Sequence[Call], values: dict[Value, Any], training: Any) -> Any:
         """Run calls with the values that they take; give all values, of the first device."""

@@ -221,21 +221,17 @@ class _Run:
     @contextmanager
     def _timed(self, callbacks: Sequence[Any]) -> Iterator[None]:
         """Count the seconds of each callback, in steps and at the ends of passes."""
-        import keras
-
+        hooks = {
+            "on_train_batch_begin": self.in_steps, "on_train_batch_end": self.in_steps,
+            "on_epoch_begin": self.at_ends, "on_epoch_end": self.at_ends,
+        }  # fmt: skip
         with ExitStack() as stack:
             for callback in callbacks:
-                for names, seconds in (
-                    (("on_train_batch_begin", "on_train_batch_end"), self.in_steps),
-                    (("on_epoch_begin", "on_epoch_end"), self.at_ends),
-                ):
-                    own = {
-                        name: _clocked(getattr(callback, name), seconds, type(callback).__name__)
-                        for name in names
-                        if getattr(type(callback), name)
-                        is not getattr(keras.callbacks.Callback, name)
-                    }
-                    stack.enter_context(instead(callback, **own))
+                name = type(callback).__name__
+                stack.enter_context(instead(callback, **{
+                    hook: _clocked(getattr(callback, hook), seconds, name)
+                    for hook, seconds in hooks.items()
+                }))  # fmt: skip
             yield
 
 
