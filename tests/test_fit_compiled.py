@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import fit_models
-from conftest import later
+from conftest import ROOT, STARTUP, later
 from fit_models import X, Y
-from mgpu_helpers import fit
+from mgpu_helpers import cluster, fit
 from mgpu_helpers.fit import _islands
 from mgpu_helpers.fit._islands import Compiled
 
@@ -296,3 +296,71 @@ def test_a_variable_that_is_given_twice_is_one(tf):
     islands = _islands.Islands(["/CPU:0"])
     run = tf.function(lambda: islands.made_of(graph, [kept.handle] * 2)[0], autograph=False)
     assert run().numpy() == 6 and kept.numpy() == 3
+
+
+@pytest.mark.thorough
+def test_a_gradient_through_a_gradient_is_right(keras, tf, plan, double, made):
+    """As of the penalty of a Wasserstein GAN."""
+
+    class Steep(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                with tf.GradientTape() as inner:
+                    inner.watch(x)
+                    given = self(x, training=True)
+                steep = tf.square(inner.gradient(given, x))
+                loss = self.compute_loss(x, y, given) + tf.reduce_mean(steep)
+            weights = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    def make() -> Any:
+        layers = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+        model = Steep([keras.Input((6,)), *layers])
+        model.compile("adam", "mse")
+        return model
+
+    same(make, plan, "strategy", data=(X, fit_models.NUMBERS))
+    assert "Tanh" not in of_training(made).alone
+
+
+@pytest.mark.thorough
+def test_a_mobilenet_starts_few_operations(keras, plan, made):
+    """Of 52 synchronized BatchNormalizations each adds up twice; without there are two parts."""
+    for synchronized, most in ((False, 12), (True, 600)):
+        made.clear()
+        with fit.strategy(plan, synchronized=synchronized).scope():
+            model = keras.applications.MobileNetV2((32, 32, 3), 0.35, weights=None, classes=3)
+            model.compile("adam", "sparse_categorical_crossentropy", jit_compile=True)
+        images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("f")
+        model.fit(images, np.arange(8) % 3, batch_size=8, verbose=0)
+        assert started(of_training(made)) <= most * len(plan)
+
+
+WORKER = """
+import json
+import fit_models
+import test_fit_compiled as of
+made, Compiled = [], of.Compiled
+of._islands.Compiled = lambda *args: made.append(Compiled(*args)) or made[-1]
+with fit_models.double():
+    found = of.results(of.sequential(), None, "strategy", True, of.EVEN, False)
+islands = sum(len(each.islands.sizes) for each in made)
+print(json.dumps({"history": found[:2], "islands": islands}))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("workers")
+def test_two_workers_are_compiled_each(plan, double, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT / 'tests'}")
+    (tmp_path / "train.py").write_text(WORKER)
+    report = cluster.run(
+        tmp_path / "train.py", workers=2, logs=tmp_path, stalled=STARTUP, progress=False
+    )
+    assert report.ok, report
+    history = results(sequential(), plan, "alone", False, EVEN, False)[:2]
+    for worker in report:
+        np.testing.assert_allclose(worker.result["history"], history, rtol=1e-11)
+        assert worker.result["islands"] >= 2
