@@ -307,10 +307,7 @@ def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
 
 
 def test_on_one_device_any_loss_is_taken(plan):
-    def make():
-        return layer_with(LAYERS["a maximum"])
-
-    same_in_scope(make, plan.devices[:1])
+    same_in_scope(lambda: layer_with(LAYERS["a maximum"]), plan.devices[:1])
 
 
 @pytest.mark.parametrize("keeps", ["sum", "max", "most"])

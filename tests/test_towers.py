@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from mgpu_helpers import towers, trace
 from mgpu_helpers.devices import short
-from mgpu_helpers.lessons import networks
 from mgpu_helpers.towers.shards import shares
 
 few = settings(max_examples=25, deadline=None)
@@ -253,35 +252,6 @@ def test_average_is_where_it_is_told(tf, plan):
     ran = {op.name: op.device for op in step.ops if op.name.startswith("averaging")}
     assert len(ran) >= 5 and set(ran.values()) == {plan.devices[1]}, ran
     assert max(copy.bytes for copy in step.copies) == 6 * 8 * 8  # never the table's 64,000
-
-
-def test_each_tower_sends_its_gradients_to_the_host_once(tf, plan):
-    network, rng = networks.tensorlight(0.125), np.random.default_rng(0)
-    x, y = rng.random((6, 28, 28, 1), np.float32), rng.integers(0, 10, 6)
-    weights = networks.variables(network)
-    with tf.GradientTape() as tape:
-        loss = networks.loss(y, networks.logits(network, weights, x))
-    whole = tape.gradient(loss, list(weights.values()))
-
-    def tower(x, y):
-        own = networks.classic(network, device=plan.host)
-        loss = networks.loss(y, networks.logits(network, own, x))
-        return tf.gradients(loss, list(own.values()))
-
-    with tf.Graph().as_default():
-        shards = towers.split((tf.constant(x), tf.constant(y)), 2)
-        each = towers.run(tower, plan.devices, *zip(*shards, strict=True))
-        averaged = towers.average(each, device=plan.host)
-        with session(tf, plan) as opened:
-            got, step = trace.session_step(opened, averaged)
-    for one, other in zip(got, whole, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    for i, device in enumerate(plan.devices):
-        ran = {op.device for op in step.ops if op.name.startswith(f"tower_{i}/")
-               and "/read/" not in op.name}  # fmt: skip
-        assert ran == {device}
-        assert step.bytes_between()[device, plan.host] == 4 * networks.parameters(network)
-    assert all(plan.host in pair for pair in step.bytes_between())
 
 
 @pytest.mark.parametrize("second, weights, said", [
