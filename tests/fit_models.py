@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from keras_models import keras, layers, tf
+
 SIZE = 27  # of the data: with batches of 10 a last one of 7
 RANDOM = np.random.default_rng(0)
 X, Z = RANDOM.normal(size=(2, SIZE, 6))
@@ -27,8 +29,6 @@ IMAGES = RANDOM.normal(size=(SIZE, 6, 6, 2))
 
 @contextlib.contextmanager
 def double() -> Iterator[None]:
-    import keras
-
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
     yield
@@ -39,13 +39,12 @@ def double() -> Iterator[None]:
 @contextlib.contextmanager
 def policy(name: str) -> Iterator[None]:
     """Let layers that are made in the block compute so."""
-    import keras
-
+    before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:
         yield
     finally:
-        keras.config.set_dtype_policy("float32")
+        keras.config.set_dtype_policy(before)
 
 
 def places(variables: Any) -> list[str]:
@@ -75,8 +74,6 @@ def trained(case: str, change: Any = None, scope: Any = None, whole: bool = True
 
     What is not whole is one pass, without validation, `evaluate` and `predict`.
     """
-    import keras
-
     keras.utils.set_random_seed(0)
     with scope or contextlib.nullcontext():
         model, given = CASES[case]()
@@ -102,14 +99,10 @@ def near(got: Any, wanted: Any, much: float) -> None:
 
 
 def cross(**kwargs: Any) -> Any:
-    import keras
-
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **kwargs)
 
 
 def dense(*layers: Any, loss: Any = None, optimizer: Any = None, **compiled: Any) -> Any:
-    import keras
-
     first = layers or (keras.layers.Dense(5, "tanh", name="up_0"),)
     model = keras.Sequential([keras.Input((6,)), *first, keras.layers.Dense(3, name="down_0")])
     optimizer = optimizer or keras.optimizers.Adam(0.05)
@@ -123,9 +116,6 @@ def sequential() -> Any:
 
 def normalized() -> Any:
     """Conv, pooling and BatchNormalization, also frozen and in a model within the model."""
-    import keras
-    from keras import layers
-
     inner = keras.Sequential([keras.Input((6, 6, 4)), layers.BatchNormalization(), layers.ReLU()])
     given = keras.Input((6, 6, 2))
     x = layers.BatchNormalization()(layers.Conv2D(4, 3, padding="same")(given))
@@ -136,8 +126,6 @@ def normalized() -> Any:
 
 
 def subclass() -> Any:
-    import keras
-
     class Code(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -156,8 +144,6 @@ def subclass() -> Any:
 
 def own_step() -> Any:
     """Have a train_step of its own, with a loss and a metric that `compile` does not know."""
-    import keras
-    import tensorflow as tf
 
     class Own(keras.Model):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -194,9 +180,6 @@ def mean_of_weights() -> Any:
 
 def masks() -> Any:
     """Have a mask on the output, one from the labels, and weights, in a loss of a mean."""
-    import keras
-    from keras import layers
-
     model = keras.Sequential([
         keras.Input((5,), dtype="int32"), layers.Embedding(9, 4, mask_zero=True),
         layers.LSTM(4, return_sequences=True), layers.Dense(3),
@@ -208,9 +191,6 @@ def masks() -> Any:
 
 def masked_normal() -> Any:
     """Normalize what masks leave, in a last batch of two examples."""
-    import keras
-    from keras import layers
-
     words = [layers.Embedding(9, 4, mask_zero=True), layers.BatchNormalization()]
     model = keras.Sequential([keras.Input((5,), dtype="int32"), *words, layers.Dense(3)])
     model.compile(keras.optimizers.SGD(0.1), cross(), metrics=["accuracy"])
@@ -222,9 +202,6 @@ def causal() -> Any:
 
     One tensor is given twice to a layer, whose masks come with it.
     """
-    import keras
-    from keras import layers
-
     given = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 8, mask_zero=True)(given)
     y = layers.LayerNormalization()(x)
@@ -235,14 +212,12 @@ def causal() -> Any:
     model = keras.Model(given, layers.Dense(3)(x))
     adamw = keras.optimizers.AdamW(0.05, global_clipnorm=0.1, use_ema=True)
     model.compile(adamw, cross(), metrics=["accuracy"], weighted_metrics=["accuracy"])
-    return model, {"x": TOKENS, "y": TAGS, "sample_weight": WEIGHTS}
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    return model, {"x": TOKENS, "y": TAGS, "sample_weight": WEIGHTS, "callbacks": [swap]}
 
 
 def positions() -> Any:
     """Embed positions, which are the same rows for every batch, and clip by the global norm."""
-    import keras
-    import tensorflow as tf
-    from keras import layers
 
     class Places(layers.Layer):
         def __init__(self) -> None:
@@ -265,9 +240,6 @@ def positions() -> Any:
 
 def two_of_each() -> Any:
     """Have two inputs and two outputs, in dicts, with losses, weights and metrics for each."""
-    import keras
-    from keras import layers
-
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
     x = layers.Concatenate()([layers.Dense(4, "tanh")(a), layers.Dense(4)(b)])
     made = {"kind": layers.Dense(3)(x), "box": layers.Dense(1)(x)}
@@ -284,9 +256,6 @@ def list_of_outputs() -> Any:
 
     A layer is called twice, and adds to the loss each time.
     """
-    import keras
-    from keras import layers
-
     given = keras.Input((6,))
     same = layers.Dense(6, "tanh", activity_regularizer="l2")
     x = same(same(given))
@@ -297,17 +266,12 @@ def list_of_outputs() -> Any:
 
 
 def regularized() -> Any:
-    import keras
-    from keras import layers
-
     first = layers.Dense(5, kernel_regularizer="l2", activity_regularizer="l2")
     adam = keras.optimizers.Adam(0.05, clipnorm=0.1)
     return dense(first, layers.Dense(5, kernel_constraint="max_norm"), optimizer=adam), {}
 
 
 def areas() -> Any:
-    import keras
-
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
     model.compile("adam", "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc"), "mae"])
     return model, {"y": (Y > 0).astype("float64")[:, None]}
@@ -322,16 +286,12 @@ def several_steps() -> Any:
 
 
 def keras_accumulates() -> Any:
-    import keras
-
     adam = keras.optimizers.Adam(0.05, gradient_accumulation_steps=2)
     return dense(optimizer=adam), {}
 
 
 def averaged() -> Any:
     """Have decay, clipping, a schedule and a moving average of the weights."""
-    import keras
-
     rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     adam = keras.optimizers.AdamW(rate, clipvalue=0.1, use_ema=True, ema_overwrite_frequency=3)
     return dense(optimizer=adam), {}
@@ -339,8 +299,6 @@ def averaged() -> Any:
 
 def watched() -> Any:
     """Stop early, and lower the rate before."""
-    import keras
-
     calls = [
         keras.callbacks.EarlyStopping("loss", min_delta=10.0, patience=2),
         keras.callbacks.ReduceLROnPlateau("loss", min_delta=10.0, patience=0),
@@ -353,8 +311,6 @@ def sure() -> Any:
 
     For what the model gives besides there is neither a loss nor a label.
     """
-    import keras
-
     given = keras.Input((6,))
     first = keras.layers.Dense(5)(given)
     x = keras.layers.Dense(5, name="up_0")(first)
@@ -370,9 +326,6 @@ def sure() -> Any:
 
 def gated() -> Any:
     """Have two residual pairs, one gated, one in a model within the model, and odd units."""
-    import keras
-    from keras import layers
-
     x = given = keras.Input((6,))
     y = layers.BatchNormalization()(x)
     y = layers.Dense(5, "silu", name="up_gate")(y) * layers.Dense(5, name="up_0")(y)
@@ -389,8 +342,6 @@ def gated() -> Any:
 
 def decoder() -> Any:
     """Have layers of one's own with layers inside: fewer heads of keys, products along an axis."""
-    import keras
-    from keras import layers
 
     class Decoder(layers.Layer):
         def __init__(self, **named: Any) -> None:
@@ -423,9 +374,6 @@ def decoder() -> Any:
 
 def residual(blocks: int = 2, width: int = 4, size: int = 6, channels: int = 2) -> Any:
     """Make blocks of convolutions with BatchNormalization, Dropout, and what is added to a loss."""
-    import keras
-    from keras import layers
-
     given = keras.Input((size, size, channels))
     x = layers.Conv2D(width, 3, padding="same")(given)
     for i in range(blocks):
@@ -445,8 +393,6 @@ def dropped() -> Any:
 
 def sentences() -> Any:
     """Have a block of a Transformer with dropout, and a layer in a layer, for masked words."""
-    import keras
-    from keras import layers
 
     class Feed(layers.Layer):  # not told of training, as its Dropout is
         def __init__(self, **named: Any) -> None:
@@ -472,13 +418,22 @@ def sentences() -> Any:
 
 
 def mobilenet() -> Any:
-    import keras
-
     model = keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=3)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     x = np.random.default_rng(0).normal(size=(12, 32, 32, 3))
     # A batch of two, whose normalizations give 1 and -1, would make 2e-6 of an input's last digit.
     return model, {"x": x, "y": Y[:12], "batch_size": 6}
+
+
+def convolutions() -> Any:
+    """Have the convolutions that the others do not have."""
+    model = keras.Sequential([
+        keras.Input((14, 14, 2)), layers.Conv2D(8, 3, activation="relu"), layers.MaxPooling2D(),
+        layers.DepthwiseConv2D(3), layers.LeakyReLU(), layers.SeparableConv2D(8, 3),
+        layers.Conv2DTranspose(4, 3, strides=2), layers.Flatten(), layers.Dense(3),
+    ])  # fmt: skip
+    model.compile("sgd", cross(), metrics=["accuracy"])
+    return model, {"x": np.random.default_rng(0).normal(size=(SIZE, 14, 14, 2))}
 
 
 # What every way takes, and what is for some.
@@ -487,5 +442,5 @@ ORDINARY = (
     masked_normal, causal, positions, two_of_each, list_of_outputs, regularized, areas,
     last_of_one, several_steps, keras_accumulates, averaged, watched, sure,
 )  # fmt: skip
-SPECIAL = (gated, decoder, dropped, sentences, mobilenet)
+SPECIAL = (gated, decoder, dropped, sentences, mobilenet, convolutions)
 CASES = {each.__name__: each for each in (*ORDINARY, *SPECIAL)}

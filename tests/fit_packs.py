@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_models import keras, tf
 from mgpu_helpers.fit._islands import Compiled
 
 LAYERS, UNITS = 6, 32  # a gradient of a layer has 4 KiB and a bias
@@ -18,9 +19,6 @@ LARGE = 512  # one of 1 MiB
 
 def made(strategy: Any, size: int, units: int = UNITS) -> Any:
     """Make a model whose gradients are exchanged in packs of so many bytes, 0 for one pack."""
-    import keras
-    import tensorflow as tf
-
     strategy.packs = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size)
     keras.utils.set_random_seed(0)
     with strategy.scope():
@@ -36,8 +34,6 @@ def waits(strategy: Any, size: int, compiled: bool = False) -> list[int]:
 
     compiled: of large layers, how many compiled functions it waits for.
     """
-    import tensorflow as tf
-
     units = LARGE if compiled else UNITS
     model, x = made(strategy, size, units), tf.ones([4, units])
     step = tf.function(lambda: strategy.run(model.train_step, [(x, x)]))
@@ -62,8 +58,6 @@ def waits(strategy: Any, size: int, compiled: bool = False) -> list[int]:
 
 
 def main() -> None:
-    import tensorflow as tf
-
     from mgpu_helpers import fit
 
     strategy = fit.strategy()

@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from keras_models import Late, keras, layers
+
+models = Late("keras_hub.models")
 SIZE, LENGTH, WORDS, CLASSES = 11, 7, 40, 3
 RANDOM = np.random.default_rng(0)
 TOKENS = RANDOM.integers(1, WORDS, (SIZE, LENGTH + 1))
@@ -24,8 +27,6 @@ TEXT = {
 
 
 def compiled(model: Any, rate: float = 0.01) -> Any:
-    import keras
-
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     weighted = [keras.metrics.SparseCategoricalAccuracy(name="accuracy")]
     model.compile(keras.optimizers.Adam(rate), loss, weighted_metrics=weighted)
@@ -39,16 +40,12 @@ def written(layers: int, width: int, **others: Any) -> dict[str, Any]:
 
 
 def gpt2(layers: int = 2, width: int = 8, **options: Any) -> Any:
-    from keras_hub import models
-
     sizes = written(layers, width, max_sequence_length=64, **options)
     backbone = models.GPT2Backbone(**sizes)
     return compiled(models.GPT2CausalLM(backbone=backbone)), TEXT
 
 
 def bert(layers: int = 2, width: int = 8, **options: Any) -> Any:
-    from keras_hub import models
-
     sizes = written(layers, width, max_sequence_length=64, **options)
     backbone = models.BertBackbone(**sizes)
     x = TEXT["x"] | {"segment_ids": np.zeros_like(KEPT)}
@@ -57,8 +54,6 @@ def bert(layers: int = 2, width: int = 8, **options: Any) -> Any:
 
 
 def gemma(layers: int = 2, width: int = 8, **options: Any) -> Any:
-    from keras_hub import models
-
     backbone = models.GemmaBackbone(
         vocabulary_size=WORDS, num_layers=layers, num_query_heads=2, num_key_value_heads=1,
         hidden_dim=width, intermediate_dim=8 * width, head_dim=width // 2, **options,
@@ -84,8 +79,6 @@ def gemma_bfloat16(**options: Any) -> Any:
 
 
 def llama(layers: int = 2, width: int = 8, **options: Any) -> Any:
-    from keras_hub import models
-
     backbone = models.LlamaBackbone(
         vocabulary_size=WORDS, num_layers=layers, num_query_heads=2, num_key_value_heads=1,
         hidden_dim=width, intermediate_dim=4 * width, **options,
@@ -95,8 +88,6 @@ def llama(layers: int = 2, width: int = 8, **options: Any) -> Any:
 
 def bart(layers: int = 2, width: int = 8) -> Any:
     """Read by an encoder, and write by a decoder, from one table of words."""
-    from keras_hub import models
-
     backbone = models.BartBackbone(**written(layers, width, max_sequence_length=64))
     x = {f"{side}_{name}": x for side in ("encoder", "decoder") for name, x in TEXT["x"].items()}
     return compiled(models.BartSeq2SeqLM(backbone=backbone)), TEXT | {"x": x}
@@ -104,9 +95,6 @@ def bart(layers: int = 2, width: int = 8) -> Any:
 
 def whisper(layers: int = 2, width: int = 8) -> Any:
     """Write what is heard: sounds go in beside words."""
-    import keras
-    from keras_hub import models
-
     sizes = written(layers, width, num_mels=5, max_encoder_sequence_length=64)
     backbone = models.WhisperBackbone(**sizes)
     made = backbone(backbone.input)["decoder_sequence_output"]
@@ -118,9 +106,6 @@ def whisper(layers: int = 2, width: int = 8) -> Any:
 
 def segformer(width: int = 4) -> Any:
     """Say of each pixel what it is, from features of two sizes."""
-    import keras
-    from keras_hub import models
-
     encoder = models.MiTBackbone(
         layerwise_depths=[1, 1], num_layers=2, layerwise_num_heads=[1, 2], max_drop_path_rate=0.0,
         layerwise_sr_ratios=[2, 1], layerwise_patch_sizes=[3, 3], layerwise_strides=[2, 2],
@@ -138,8 +123,6 @@ def segformer(width: int = 4) -> Any:
 
 
 def vit(layers: int = 2, width: int = 8, size: int = 16, **options: Any) -> Any:
-    from keras_hub import models
-
     backbone = models.ViTBackbone(
         image_shape=(size, size, 3), patch_size=4, num_layers=layers, num_heads=2,
         hidden_dim=width, mlp_dim=4 * width, **options,
@@ -149,8 +132,6 @@ def vit(layers: int = 2, width: int = 8, size: int = 16, **options: Any) -> Any:
 
 
 def resnet(width: int = 64, size: int = 16, **options: Any) -> Any:
-    from keras_hub import models
-
     backbone = models.ResNetBackbone(
         input_conv_filters=[width], input_conv_kernel_sizes=[3],
         stackwise_num_filters=[width, 2 * width], stackwise_num_blocks=[2, 2],
@@ -163,9 +144,6 @@ def resnet(width: int = 64, size: int = 16, **options: Any) -> Any:
 
 def transfer(size: int = 32, trained: bool = False, alpha: float = 0.35) -> Any:
     """Put layers on a base that is frozen, or trained in a second phase, as Keras's guide does."""
-    import keras
-    from keras import layers
-
     shape = (size, size, 3)
     base = keras.applications.MobileNetV2(shape, alpha, include_top=False, weights=None)
     base.trainable = trained

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 
-class _Late:
+class Late:
     """A module that is loaded when it is used: devices are set up before Keras is there."""
 
     def __init__(self, module: str) -> None:
@@ -22,7 +22,7 @@ class _Late:
         return getattr(importlib.import_module(self.module), name)
 
 
-keras, layers = _Late("keras"), _Late("keras.layers")
+keras, layers, tf = Late("keras"), Late("keras.layers"), Late("tensorflow")
 BUILT = ("mobilenet", "residual", "transformer", "lstm")
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-
 import numpy as np
 import pytest
 
 import fit_models
-from conftest import later, quick
+from conftest import later
 from mgpu_helpers import fit, trace
 
 
@@ -68,70 +65,3 @@ def test_two_updates_in_a_step_are_refused_and_a_normalization_is_warned_of(kera
     with pytest.raises(ValueError, match="'twice' updates"):
         model.fit(fit_models.X, fit_models.Y, verbose=0)
     assert "apply" not in vars(model.optimizer)
-
-
-def step_of_ones_own(keras, tf, how, where):
-    """Make a model with a loss that is not Keras's: by a layer, a compute_loss or a train_step."""
-
-    def loss(values):
-        ways = {"sum": tf.reduce_sum, "mean": tf.reduce_mean, "largest": tf.reduce_max,
-                "said": lambda x: fit.loss(tf.reduce_sum(x), "sum"),
-                "of Keras": keras.losses.MeanSquaredError(reduction="sum")}  # fmt: skip
-        return ways[how](values, 0 * values) if how == "of Keras" else ways[how](values**2)
-
-    class Adds(keras.layers.Layer):
-        def call(self, x):
-            self.add_loss(loss(x))
-            return x
-
-    class Computes(keras.Model):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return super().compute_loss(x, y, y_pred, sample_weight) + loss(y - y_pred)
-
-    class Steps(keras.Model):
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                value = loss(data[1] - self(data[0], training=True))
-            slopes = tape.gradient(value, self.trainable_variables)
-            self.optimizer.apply(slopes, self.trainable_variables)
-            return {"loss": value, "norm": tf.linalg.global_norm(slopes)}  # of the last piece
-
-    keras.utils.set_random_seed(0)
-    x = keras.Input([4])
-    y = keras.layers.Dense(3)(Adds()(keras.layers.Dense(3)(x)) if where == "layer" else x)
-    model = {"layer": keras.Model, "loss": Computes, "step": Steps}[where](x, y)
-    metrics = None if where == "step" else ["mae"]
-    model.compile(keras.optimizers.Adam(0.01, clipnorm=0.1), "mse", metrics=metrics)
-    return model
-
-
-WAYS = ["mean", "said", "sum", "largest", "of Keras"]
-
-
-@pytest.mark.parametrize("how, where, one", quick(
-    ("mean", "layer", False), ("said", "step", False), ("sum", "loss", False),
-    ("of Keras", "loss", False), ("mean", "step", True), ("largest", "step", True),
-    among=[*itertools.product(WAYS, ["layer", "loss", "step"], [False]),
-           *itertools.product(WAYS[:4], ["step"], [True])],
-))  # fmt: skip
-def test_a_loss_of_ones_own_is_that_of_the_batch_or_is_refused(
-    keras, tf, plan, double, how, where, one
-):
-    """Also in a strategy of one device."""
-    random = np.random.default_rng(0)
-    x, y = random.normal(size=(10, 4)), random.normal(size=(10, 3))
-
-    def made():
-        with fit.strategy(plan.devices[:1]).scope() if one else contextlib.nullcontext():
-            return step_of_ones_own(keras, tf, how, where)
-
-    model, wanted = fit.use(made(), pieces=3), made()
-    if how in ("mean", "said"):
-        for each in (model, wanted):
-            each.fit(x, y, batch_size=10, verbose=0)
-    else:
-        with pytest.raises(ValueError, match="is no mean over a batch's examples"):
-            model.fit(x, y, verbose=0)
-        assert "make_train_function" not in vars(fit.alone(model))
-    for ours, theirs in zip(model.get_weights(), wanted.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import later, quick
+from keras_models import keras, layers, tf
 from mgpu_helpers import fit
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -16,10 +17,8 @@ RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.normal(size=(26, 4)), RANDOM.normal(size=(26, 1))  # with batches of 10 a last of 6
 
 
-def layer_with(added):
+def layer_with(added, normal=True):
     """Make a model with layers that add a loss before and after replicas wait for each other."""
-    import keras
-    from keras import layers
 
     class Adds(layers.Dense):
         def call(self, inputs):
@@ -27,29 +26,27 @@ def layer_with(added):
             self.add_loss(added(keras.ops, outputs, self.kernel))
             return outputs
 
-    inside = Adds(3, "tanh"), layers.BatchNormalization(), Adds(1)
+    inside = [Adds(3, "tanh"), *[layers.BatchNormalization()] * normal, Adds(1)]
     model = keras.Sequential([keras.Input((4,)), *inside])
     model.compile("sgd", "mse")
     return model
 
 
 def mean_square(ops, y):
-    import keras
-
     return keras.losses.MeanSquaredError()(ops.zeros_like(y), y)
 
 
 LAYERS = {
     "a loss of Keras": lambda ops, y, w: mean_square(ops, y),
     "a sum": lambda ops, y, w: 0.1 * ops.sum(y**2),
+    "a sum, said": lambda ops, y, w: fit.loss(0.1 * ops.sum(y**2), "sum"),
+    "a number for each example": lambda ops, y, w: ops.sum(y**2, 1),
     "of weights": lambda ops, y, w: 0.1 * ops.sum(w**2),
     "a maximum": lambda ops, y, w: ops.max(y**2),
 }
 
 
 def functional(kind, *inside, units=1, loss="mse"):
-    import keras
-
     x = given = keras.Input((4,))
     for layer in (keras.layers.Dense(3, "tanh"), *inside, keras.layers.Dense(units)):
         x = layer(x)
@@ -59,8 +56,6 @@ def functional(kind, *inside, units=1, loss="mse"):
 
 
 def loss_of_model(of):
-    import keras
-
     class Own(keras.Model):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             original = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -75,32 +70,48 @@ MODELS = {
 }
 
 
-def step_with(of):
-    """Make a model with a step, two metrics and a number of its own."""
-    import keras
-    import tensorflow as tf
+# Metrics of a step: their kinds, and what they are updated with.
+SEEN = {
+    "seen": ("Mean", lambda loss, y, p: [loss]), "more": ("Mean", lambda loss, y, p: [loss + 1]),
+}  # fmt: skip
+
+
+def step_with(
+    of, slopes_of=None, change=None, keeps=None, numbers=None, shows=None, metrics=SEEN,
+    inside=(), units=1,
+):  # fmt: skip
+    """Make a model with a step, metrics and numbers of its own, which differs in what is given."""
 
     class Own(keras.Model):
-        def __init__(self, *args):
-            super().__init__(*args)
-            self.seen, self.more = (keras.metrics.Mean(name=name) for name in ("seen", "more"))
-
         def train_step(self, data):
             x, y, *_ = data
             with tf.GradientTape() as tape:
-                loss = of(tf, self, x, y, self(x, training=True))
-            slopes = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
-            self.seen.update_state(loss)
-            self.more.update_state(loss + 1.0)
-            return {"seen": self.seen.result(), "more": self.more.result(), "loss": loss}
+                p = self(x, training=True)
+                losses = of(tf, self, x, y, p)
+            weights = self.trainable_variables
+            slopes = slopes_of(tf, losses, weights) if slopes_of else tape.gradient(losses, weights)
+            loss = shows(tf, y, p) if shows else losses
+            given = {"loss": loss, **(numbers(tf, self, x, y, p, slopes) if numbers else {})}
+            if change:
+                slopes = change(tf, slopes, weights)
+            if slopes:
+                self.optimizer.apply_gradients(zip(slopes, weights, strict=True))
+            if keeps:
+                keeps(tf, self, x, loss)
+            for name, (_, parts) in metrics.items():
+                self.seen[name].update_state(*parts(loss, y, p))
+                given[name] = self.seen[name].result()
+            return given
 
         def test_step(self, data):
             x, y = data
-            self.seen.update_state(of(tf, self, x, y, self(x)))
-            return {"seen": self.seen.result()}
+            self.seen["seen"].update_state(of(tf, self, x, y, self(x)))
+            return {"seen": self.seen["seen"].result()}
 
-    return functional(Own)
+    model = functional(Own, *inside, units=units)
+    model.seen = {k: getattr(keras.metrics, kind)(name=k) for k, (kind, _) in metrics.items()}
+    model.kept = model.add_weight(shape=(4,), initializer="zeros", trainable=False)
+    return model
 
 
 def masked(tf, y, p, said):
@@ -123,8 +134,6 @@ def beside_all(tf, y, p):
 
 
 def of_keras(y, p):
-    import keras
-
     return keras.losses.MeanSquaredError()(y, p)
 
 
@@ -162,8 +171,6 @@ MAKE = {layer_with: LAYERS, loss_of_model: MODELS, step_with: STEPS}
 
 def trained(make, scope=None, x=X, y=Y, tried=False, **given):
     """Fit a model made in a scope: its histories, with what `evaluate` gives, and its weights."""
-    import keras
-
     keras.utils.set_random_seed(0)
     with scope or contextlib.nullcontext():
         model = make()
@@ -196,8 +203,6 @@ def same_in_scope(make, plan, *given, **named):
 
 
 def plain(metrics=None):
-    import keras
-
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", metrics=metrics)
     return model
@@ -208,47 +213,48 @@ def of_plain():
     return trained(plain)
 
 
-@pytest.mark.parametrize("make, of", quick(
-    (layer_with, "a sum"), (layer_with, "a maximum"), (loss_of_model, "Keras's twice and a mean"),
-    (step_with, "a sum"), (step_with, "Keras's, a mean and weights"),
-    (step_with, "a mean of a mask, said"), (step_with, "a mean of a mask"),
-    among=[(make, of) for make, table in MAKE.items() for of in table],
+# How a model is laid out, of which layers that add up losses are asked; and what pieces take.
+LAID = {"rows": {"shares": (2, 1)}, "pieces": {"pieces": 3}}
+PIECES = {"a loss of Keras", "a sum, said", "Keras's twice and a mean", "a mean"}
+IN_PIECES = [(layer_with, of) for of in ("a loss of Keras", "a sum, said", "a sum", "a maximum")]
+IN_PIECES += [(loss_of_model, of) for of in MODELS]
+IN_PIECES += [(step_with, of) for of in ("a mean", "a sum", "a sum, said", "a maximum")]
+
+
+@pytest.mark.parametrize("way, make, of", quick(
+    ("replicas", layer_with, "a sum"), ("replicas", layer_with, "a maximum"),
+    ("replicas", loss_of_model, "Keras's twice and a mean"), ("replicas", step_with, "a sum"),
+    ("replicas", step_with, "Keras's, a mean and weights"),
+    ("replicas", step_with, "a mean of a mask, said"), ("replicas", step_with, "a mean of a mask"),
+    ("rows", layer_with, "a sum"), ("rows", layer_with, "a maximum"),
+    ("pieces", layer_with, "a loss of Keras"), ("pieces", step_with, "a sum, said"),
+    ("pieces", loss_of_model, "Keras's and a sum"), ("pieces", step_with, "a maximum"),
+    among=[*(("replicas", make, of) for make, table in MAKE.items() for of in table),
+           *(("rows", layer_with, of) for of in LAYERS),
+           *(("pieces", *each) for each in IN_PIECES)],
 ))  # fmt: skip
-def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, make, of):
-    def made():
-        return make(MAKE[make][of])
+def test_a_loss_of_ones_own_is_that_of_one_device_or_refused(plan, way, make, of):
+    """Also where rows meet, of unequal shares of which one is empty, and in a strategy of one."""
+    x, y = (X[:11], Y[:11]) if way == "rows" else (X, Y)
+    named = {"normal": False} if (way, make) == ("pieces", layer_with) else {}
+    one = (way, make) == ("pieces", step_with)
 
-    if of in REFUSED:
-        with pytest.raises(ValueError, match="neither a mean"):
-            trained(made, fit.strategy(plan).scope())
+    def on(way):
+        def made():
+            model = make(MAKE[make][of], **named)
+            if way in LAID:
+                fit.use(model, plan if way == "rows" else None, **LAID[way])
+            return model
+
+        devices = plan.devices if way == "replicas" else plan.devices[:1]
+        scope = fit.strategy(devices).scope() if way == "replicas" or one else None
+        return trained(made, scope, x, y, tried=True)
+
+    if of in REFUSED or way == "pieces" and of not in PIECES:
+        with pytest.raises(ValueError, match="neither a mean|is no mean over a batch's examples"):
+            on(way)
     else:
-        same_in_scope(made, plan, tried=True)
-
-
-ROWS = {
-    "a sum": LAYERS["a sum"],
-    "a sum, said": lambda ops, y, w: fit.loss(0.1 * ops.sum(y**2), "sum"),
-    "a number for each example": lambda ops, y, w: ops.sum(y**2, 1),
-    "a maximum": LAYERS["a maximum"],
-}
-
-
-@pytest.mark.parametrize("of", quick("a sum", "a maximum", among=[*ROWS]))
-def test_what_layers_add_in_rows_is_that_of_one_device_or_refused(plan, of):
-    """Also where rows meet, of unequal shares, and where one of them is empty."""
-
-    def on(laid):
-        def make():
-            model = layer_with(ROWS[of])
-            return fit.use(model, plan, shares=(2, 1)) if laid else model
-
-        return trained(make, None, X[:11], Y[:11], tried=True)
-
-    if of == "a maximum":
-        with pytest.raises(ValueError, match="neither a mean .* compute_loss"):
-            on(True)
-    else:
-        same(on(True), on(False))
+        same(on(way), on("alone"))
 
 
 @pytest.mark.parametrize("kept", ["sum", "mean"])
@@ -301,10 +307,7 @@ def test_a_loss_that_overflows_with_other_weights_is_that_of_one_device(plan):
 
 
 def test_on_one_device_any_loss_is_taken(plan):
-    def make():
-        return layer_with(LAYERS["a maximum"])
-
-    same_in_scope(make, plan.devices[:1])
+    same_in_scope(lambda: layer_with(LAYERS["a maximum"]), plan.devices[:1])
 
 
 @pytest.mark.parametrize("keeps", ["sum", "max", "most"])
@@ -346,8 +349,6 @@ def test_a_batch_of_a_known_size_may_leave_a_replica_empty(tf, plan, drop):
 @pytest.mark.parametrize("n", [1, 3])
 def test_one_image_is_predicted_on_several_devices(plan, n):
     """TensorFlow's convolution of no images fails on a processor."""
-    import keras
-
     given = keras.Input((9, 9, 1), dtype="float32")
     with fit.strategy(plan).scope():
         x = keras.layers.Conv2D(4, 3, dtype="float32")(given)
@@ -403,8 +404,6 @@ def test_a_gan_starts_as_it_does_on_one_device(tf, plan, inside):
 
     Its `fit` may be called outside of the scope or inside.
     """
-    import keras
-    from keras import layers
 
     class Gan(keras.Model):
         def __init__(self):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fit_models
+from keras_models import keras
 from mgpu_helpers import fit, memory, trace
 from test_fit_ways import WAYS, by_layer
 
@@ -37,8 +38,6 @@ def test_a_part_is_run_again_when_its_gradients_are_asked_for(keras, plan):
 
 
 def blocks(n):
-    import keras
-
     keras.utils.set_random_seed(0)
     return fit_models.residual(n, width=16, size=32, channels=3)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fit_models
-from conftest import run_python
 from fit_models import places
+from keras_models import tf
 from mgpu_helpers import fit, pipeline, trace
 from mgpu_helpers.fit._placing import beside_inputs
 from mgpu_helpers.pipeline.tasks import task_of
@@ -61,8 +61,6 @@ def test_pieces_see_their_own_statistics_one_after_the_other(keras, plan, double
 
 
 def test_the_cut_shares_out_the_work_and_a_tape_sees_all(keras, plan):
-    import tensorflow as tf
-
     given = keras.Input((8, 8, 3))
     x = keras.layers.Conv2D(8, 3)(given)  # 15,552 FLOP
     x = keras.layers.Conv2D(4, 3, padding="same")(x)  # 20,736
@@ -201,15 +199,3 @@ def test_a_layer_of_two_stages_gets_both_gradients(keras, plan, double):
         history = model.fit(fit_models.X, fit_models.Y, verbose=0).history
         seen.append((history, model.get_weights()))
     fit_models.near(seen[1], seen[0], 1e-12)
-
-
-OTHERS = ["tensorlight", "p40", "convolutions", "transformer", "lstm"]
-
-
-@pytest.mark.parametrize("names", [
-    ["convolutions"],
-    pytest.param([*OTHERS, "residual", "mobilenet"], marks=pytest.mark.thorough),
-])  # fmt: skip
-def test_the_order_closes_no_circle_in_models_of_other_kinds(names):
-    code = f"import keras_stages; keras_stages.main(*{names})"
-    assert run_python(code, timeout=300, MGPU_MODE="cores").stdout.split() == names

@@ -9,6 +9,7 @@ import pytest
 
 from conftest import run_python
 from fit_models import TOKENS, near, places
+from keras_models import keras
 from mgpu_helpers import fit, trace
 from mgpu_helpers.fit.laying import laid_out
 
@@ -304,8 +305,6 @@ def test_layers_inside_of_a_layer_are_called_twice(keras, plan, double):
 
 
 def random(self):
-    import keras
-
     if not hasattr(self, "seeds"):
         self._tracker.unlock()
         self.seeds = keras.random.SeedGenerator(0)
@@ -313,14 +312,10 @@ def random(self):
 
 
 def loop(self, x, _):
-    import keras
-
     return keras.ops.fori_loop(0, 2, lambda i, y: self.down(self.up(y)), x)
 
 
 def softmax(self, x, _):
-    import keras
-
     return x + self.down(keras.ops.softmax(self.up(x), 2))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from conftest import later, quick
+from keras_models import keras
 from mgpu_helpers import fit
-from mgpu_helpers.fit._kinds import is_own
-from test_fit_losses import RANDOM, functional, same, trained
+from test_fit_losses import RANDOM, SEEN, same, step_with, trained
 
 pytestmark = pytest.mark.usefixtures("double")
 X, Y = RANDOM.normal(size=(29, 4)), RANDOM.normal(size=(29, 2))  # in batches of 11, 11 and 7
@@ -22,37 +22,20 @@ def averaged(tf, value):
     return tf.stop_gradient(tf.distribute.get_replica_context().all_reduce("MEAN", value))
 
 
-def stepping(of=error, slopes_of=None, change=None, keeps=None):
+def norm(tf, model, x, y, p, slopes):
+    return {"norm": tf.linalg.global_norm(slopes)}
+
+
+SHOWN = SEEN | {"off": ("RootMeanSquaredError", lambda loss, y, p: [y, p])}
+
+
+def stepping(of=error, **others):
     """Make a model with a step that differs from Keras's in what is given."""
-    import keras
-    import tensorflow as tf
-
-    class Own(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                p = self(x, training=True)
-                losses = of(tf, y, p)
-            weights = self.trainable_variables
-            slopes = slopes_of(tf, losses, weights) if slopes_of else tape.gradient(losses, weights)
-            norm = tf.constant(0.0) if slopes_of else tf.linalg.global_norm(slopes)
-            if change:
-                slopes = change(tf, slopes, weights)
-            if slopes:
-                self.optimizer.apply_gradients(zip(slopes, weights, strict=True))
-            if keeps:
-                self.kept.assign(keeps(tf, self.kept, x))
-            self.seen.update_state(error(tf, y, p))
-            self.root.update_state(y, p)
-            return {"shown": self.seen.result(), "off": self.root.result(), "norm": norm,
-                    "loss": error(tf, y, p)}  # fmt: skip
-
-    model = functional(Own, keras.layers.BatchNormalization(), units=2)
-    model.seen, model.root = (
-        keras.metrics.Mean(name="seen"), keras.metrics.RootMeanSquaredError("root")
-    )
-    model.kept = model.add_weight(shape=(4,), initializer="zeros", trainable=False)
-    return model
+    return step_with(
+        lambda tf, model, x, y, p: of(tf, y, p),
+        **{"numbers": norm, "shows": error, "metrics": SHOWN, "units": 2,
+           "inside": [keras.layers.BatchNormalization()]} | others,
+    )  # fmt: skip
 
 
 def on(make, scope=None):
@@ -65,8 +48,9 @@ def by_hand(tf, slopes, weights):
     return []
 
 
-def sums(tf, kept, x):
-    return kept + tf.distribute.get_replica_context().all_reduce("SUM", tf.reduce_sum(x, 0))
+def sums(tf, model, x, loss):
+    all_reduce = tf.distribute.get_replica_context().all_reduce
+    model.kept.assign_add(all_reduce("SUM", tf.reduce_sum(x, 0)))
 
 
 def several(tf, y, p):
@@ -88,7 +72,7 @@ EQUAL = {
     "of a mean of all": {"of": lambda tf, y, p: averaged(tf, error(tf, y, p)) * error(tf, y, p)},
     "with a decay": {"change": lambda tf, g, w: [a + 0.1 * b for a, b in zip(g, w, strict=True)]},
     "applied by hand": {"change": by_hand},
-    "without a tape, said": {"slopes_of": lambda tf, loss, w: [
+    "without a tape, said": {"numbers": None, "slopes_of": lambda tf, loss, w: [
         fit.loss(x, "sum")
         for x in tf.gradients(fit.loss(loss, "mean"), [each.value for each in w])
     ]},
@@ -103,13 +87,14 @@ def test_a_step_has_the_gradients_and_results_of_all_examples(plan, how):
     same(found, on(lambda: stepping(**EQUAL[how])))
 
 
-def mean_so_far(tf, kept, x):
-    return 0.9 * kept + 0.1 * tf.reduce_mean(x, 0)
+def mean_so_far(tf, model, x, loss):
+    model.kept.assign(0.9 * model.kept + 0.1 * tf.reduce_mean(x, 0))
 
 
 @pytest.mark.parametrize("what, named", [
     ({"of": lambda tf, y, p: averaged(tf, tf.reduce_sum(p)) * error(tf, y, p)}, "MEAN"),
-    ({"slopes_of": lambda tf, loss, w: tf.gradients(loss, [x.value for x in w])}, "GradientTape"),
+    ({"slopes_of": lambda tf, loss, w: tf.gradients(loss, [x.value for x in w]), "numbers": None},
+     "GradientTape"),
     ({"keeps": mean_so_far}, "another value"),
 ])  # fmt: skip
 def test_what_a_replica_makes_of_its_examples_alone_is_refused(plan, what, named):
@@ -118,15 +103,11 @@ def test_what_a_replica_makes_of_its_examples_alone_is_refused(plan, what, named
 
 
 def root(y, p):
-    import keras
-
     return keras.ops.sqrt(keras.ops.mean((y - p) ** 2))
 
 
 def beside_others(y, p):
     """Weigh what each example has by what the others of its batch have."""
-    import keras
-
     return keras.ops.mean((y - p) ** 2, -1) * keras.ops.softmax(keras.ops.mean(y - p, -1))
 
 
@@ -170,7 +151,7 @@ def test_gradients_that_are_changed_in_pieces_are_refused(plan):
         on(lambda: fit.use(stepping(change=clipped), pieces=2))
 
 
-def numbers(tf, model, x, y, p):
+def numbers(tf, model, x, y, p, slopes):
     return {
         "off": tf.reduce_mean(tf.abs(y - p)), "each": tf.reduce_mean(p, 0), "of": tf.shape(x)[0],
         "right": tf.reduce_sum(tf.cast(y * p > 0, tf.int32)), "rate": model.optimizer.learning_rate,
@@ -179,29 +160,8 @@ def numbers(tf, model, x, y, p):
 
 def giving(numbers=None, keeps=None, metric=None):
     """Make a model with a step that gives numbers of its own, and keeps one."""
-    import keras
-    import tensorflow as tf
-
-    class Own(keras.Model):
-        def train_step(self, data):
-            x, y = data
-            with tf.GradientTape() as tape:
-                p = self(x, training=True)
-                loss = error(tf, y, p)
-            given = {"loss": loss, **(numbers(tf, self, x, y, p) if numbers else {})}
-            slopes = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(slopes, self.trainable_variables, strict=True))
-            if keeps:
-                keeps(tf, self, loss)
-            if metric:
-                self.seen.update_state(loss)
-                given["seen"] = self.seen.result()
-            return given
-
-    model = functional(Own, units=2)
-    model.kept = model.add_weight(shape=(), initializer="zeros", trainable=False)
-    model.seen = metric and getattr(keras.metrics, metric)(name="seen")
-    return model
+    metrics = {"seen": (metric, lambda loss, y, p: [loss])} if metric else {}
+    return stepping(numbers=numbers, keeps=keeps, metrics=metrics, shows=None, inside=())
 
 
 @pytest.mark.parametrize("what", [
@@ -220,11 +180,11 @@ def test_numbers_that_a_step_gives_are_those_of_the_batch(plan, pieces, what):
 
 
 @pytest.mark.parametrize("what, named", [
-    ({"numbers": lambda tf, m, x, y, p: {"most": tf.reduce_max(p)}}, "most of what its step gives"),
-    ({"keeps": lambda tf, m, loss: m.kept.assign(0.9 * m.kept + 0.1 * loss)}, "changes"),
-    ({"keeps": lambda tf, m, loss: m.kept.assign_add(1.0)}, "changes"),
-    ({"keeps": lambda tf, m, loss: m.seen.update_state(m.trainable_variables[0]), "metric": "Sum"},
-     "after it has updated"),
+    ({"numbers": lambda tf, m, x, y, p, g: {"most": tf.reduce_max(p)}}, "most of what its"),
+    ({"keeps": mean_so_far}, "changes"),
+    ({"keeps": lambda tf, m, x, loss: m.kept.assign_add(4 * [1.0])}, "changes"),
+    ({"keeps": lambda tf, m, x, loss: m.seen["seen"].update_state(m.trainable_variables[0]),
+      "metric": "Sum"}, "after it has updated"),
 ])  # fmt: skip
 def test_what_a_step_would_do_once_for_each_piece_is_refused(plan, what, named):
     with pytest.raises(ValueError, match=named):
@@ -274,10 +234,6 @@ def test_layers_of_open_length_are_asked_with_a_length_that_they_take(tf, keras,
     assert np.isfinite(model.fit(open_data, verbose=0).history["loss"]).all()
 
 
-def test_a_step_of_no_module_is_ones_own(keras):
-    made = {"__name__": None}
-    exec("def train_step(self, data): return {}", made)
-    assert is_own(made["train_step"]) and not is_own(keras.Model.train_step)
 
 
 def test_a_model_without_a_call_is_told_of_the_networks_in_it(keras, plan):

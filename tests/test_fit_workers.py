@@ -13,7 +13,6 @@ import pytest
 import draw_readme
 from conftest import ROOT, STARTUP, limited
 from mgpu_helpers import cluster
-from test_fit import CASES, EXACT, largest_difference, run_cases
 
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("workers")]
 
@@ -27,16 +26,6 @@ def never_hangs():
 def run(script, folder, *args, **options):
     return cluster.run(script, list(args), logs=folder / "logs", stalled=STARTUP, progress=False,
                        grace=1.0, **options)  # fmt: skip
-
-
-def test_every_case_on_two_workers_is_that_of_one_device(tmp_path):
-    names = ",".join(EXACT)
-    one = run_cases(tmp_path / "one.npz", names, "1")
-    report = run(CASES, tmp_path, tmp_path / "two.npz", names, "0", workers=2)
-    assert report.ok, report
-    two = np.load(tmp_path / "two.npz")
-    for case, bound in EXACT.items():
-        assert largest_difference(two, one, case, 0) < bound, case
 
 
 def test_two_workers_exchange_gradients_in_packs_and_train_the_same(tmp_path):

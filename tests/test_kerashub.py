@@ -1,14 +1,16 @@
 """Models as people have them, in every way of `fit.use`, against `fit` on one device.
 
 KerasHub's own classes in small, with weights that are drawn, and transfer learning as Keras's guide
-writes it. One model in several ways at once is in `make test`, and `make thorough` has the product.
+writes it. One model with several options at once is in `make test`, and `make thorough` has all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,30 +20,21 @@ import fit_models
 import hub_models
 from conftest import later, quick, run_python
 from fit_models import places
+from keras_models import keras
 from mgpu_helpers import fit, trace
 from mgpu_helpers._layers import LayerGraph
+from mgpu_helpers.fit.laying import laid_out
 from mgpu_helpers.fit.layout import Layout
 
 pytest.importorskip(
     "keras_hub", reason="KerasHub is not installed: `make env` installs it.", exc_type=ImportError
 )
 
-# How near a model comes: Gemma and Llama compute a part in float32, whatever the policy. Of numbers
-# with eight binary digits, single ones are several roundings off, so that each array counts whole.
+# How near a model comes: LoRA computes in float32, whatever the policy. Of numbers with eight
+# binary digits, single ones are several roundings off, so that each array counts whole.
 HALVES = {"gemma_int8": 1e-4, "gemma_bfloat16": 1.5e-2}
 # The 52 normalizations of the trained MobileNetV2 make 3e-10 of rounding in another order.
-NEAR = {"gemma": 1e-5, "gemma_lora": 1e-5, "llama": 1e-5, "transfer_trained": 1e-9} | HALVES
-WAYS: dict[str, dict[str, Any]] = {
-    "rows": {}, "pieces": {"pieces": 2}, "recompute": {"recompute": True}, "stages": {"stages": 2},
-    "stages in pieces": {"stages": 2, "pieces": 3}, "owners": {"state": "owners"},
-    "owners in parts": {"state": "owners", "recompute": True},
-}  # fmt: skip
-WHERE_IT_IS = ("pieces", "recompute")
-EACH = {
-    "gpt2": "stages in pieces", "bert": "recompute", "gemma": "stages", "llama": "owners",
-    "gemma_lora": "owners in parts", "gemma_int8": "rows", "gemma_bfloat16": "pieces",
-    "vit": "pieces", "resnet": "rows", "transfer": "stages",
-}  # fmt: skip
+NEAR = {"gemma_lora": 1e-5, "transfer_trained": 1e-9} | HALVES
 # A BatchNormalization normalizes by its piece: pieces train something else, and say so.
 PIECES = [case for case in hub_models.CASES
           if not case.startswith(("resnet", "segformer", "transfer"))]  # fmt: skip
@@ -53,13 +46,55 @@ TOGETHER: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Parts of layers, as docs/parts_of_layers.md has them; the words' table makes the logits, too.
+FEED_FORWARD = {"feedforward_(gate|intermediate)_dense": "columns",
+                "feedforward_output_dense": "rows", "token_embedding": "rows"}  # fmt: skip
+PARTS = {
+    "gemma": {"attention": "heads", "ffw_gating.*": "columns", "ffw_linear": "rows",
+              "token_embedding": "rows"},
+    "llama": {"self_attention": "heads"} | FEED_FORWARD,
+    "gpt2": {"self_attention": "heads"} | FEED_FORWARD,
+}  # fmt: skip
+# On two rows of two devices; Bart has to be told where two tensors cross.
+EVERY = {"pieces": 2, "recompute": True, "state": "owners"}
+ROWS = {
+    "bart": [{"stages": ["transformer_decoder_layer_0"]} | EVERY],
+    "gemma_lora": [{"stages": 2} | EVERY], "resnet": [{"stages": 2}],
+} | {
+    case: [{"layers": parts, "row": 2} | more for more in ({}, {"recompute": True}, {"pieces": 2})]
+    for case, parts in PARTS.items()
+}  # fmt: skip
+
+
+class Double:
+    """The operations of Keras, with float64 where KerasHub asks for float32."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(keras.ops, name)
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        return keras.ops.cast(x, "float64" if str(dtype) == "float32" else dtype)
+
+
+@contextlib.contextmanager
+def all_double() -> Iterator[None]:
+    """Compute in float64 what Gemma and Llama compute in float32, too."""
+    from keras_hub.src.models.gemma import rms_normalization
+    from keras_hub.src.models.llama import llama_decoder, llama_layernorm
+
+    with fit_models.double(), pytest.MonkeyPatch.context() as patch:
+        for module in (rms_normalization, llama_decoder, llama_layernorm):
+            patch.setattr(module, "ops", Double())
+        patch.setattr(keras.layers.Softmax, "compute_dtype", "float64")
+        yield
+
+
 def trained(case: str, change: Any, whole: bool, **size: int) -> list[Any]:
     """Fit a case, changed after it is made: its history, and its predictions and weights."""
-    import keras
-
-    with contextlib.nullcontext() if case in HALVES else fit_models.double():
+    with contextlib.nullcontext() if case in HALVES else all_double():
         keras.utils.set_random_seed(0)
         model, given = hub_models.CASES[case](**size)
+        model.optimizer.global_clipnorm = 0.5
         flags = [v.trainable for v in model.variables]
         change(model)
         asked = {"batch_size": 6, "verbose": 0, "shuffle": False}
@@ -82,7 +117,8 @@ def alone(case: str, whole: bool, **size: int) -> list[Any]:
 def keeps(case: str, devices: Any, options: dict[str, Any], whole: bool, **size: int) -> None:
     def change(model: Any) -> None:
         fit.use(model, devices, **options)
-        if fit.layout(model).staged and case in PIECES and case != "vit":  # which is one layer
+        parted = fit.layout(model).staged or "layers" in options
+        if parted and case in PIECES and case != "vit":  # which is one layer
             there = places(v for v in model.weights for _ in range(v.shape.num_elements()))
             first = sum(place in ("CPU:1", "CPU:3") for place in there)  # of a row, in each row
             assert 0.25 < first / len(there) < 0.75
@@ -94,20 +130,12 @@ def keeps(case: str, devices: Any, options: dict[str, Any], whole: bool, **size:
                  for a, b in zip(found[1], wanted[1], strict=True)]  # fmt: skip
         assert max(apart) < NEAR[case], apart
         return
-    fit_models.near(found, wanted, NEAR.get(case, 1e-10))
+    fit_models.near(found, wanted, NEAR.get(case, 1e-12 if "layers" in options else 1e-10))
 
 
-@pytest.mark.parametrize(
-    "case, way", quick(("gemma_lora", EACH["gemma_lora"]), among=[*EACH.items()])
-)
-def test_a_pass_is_that_of_one_device(keras, plan, case, way):
-    few = {} if "stages" in way or case not in PIECES else {"layers": 1}
-    keeps(case, None if way in WHERE_IT_IS else plan.devices, WAYS[way], whole=False, **few)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("way", TOGETHER)
-@pytest.mark.parametrize("case", hub_models.CASES)
+@pytest.mark.parametrize("case, way", quick(
+    ("gemma_lora", "host"), among=[*itertools.product(hub_models.CASES, TOGETHER)]
+))  # fmt: skip
 def test_fit_is_that_of_one_device(keras, plan, case, way):
     """In batches of 6 examples and of 5."""
     options = dict(TOGETHER[way])
@@ -120,19 +148,44 @@ def test_fit_is_that_of_one_device(keras, plan, case, way):
     keeps(case, None if way == "where it is" else plan.devices, options, whole=True)
 
 
+@pytest.mark.parametrize("case", quick("gpt2", among=[*PARTS, "gemma_lora"]))
+def test_decoder_blocks_in_parts_train_as_whole(keras, plan, case):
+    parts = PARTS[case.removesuffix("_lora")]
+    keeps(case, plan.devices, {"layers": parts}, whole=False, layers=1 if case == "gpt2" else 2)
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", ["bart", "gemma_lora", "resnet"])
-def test_rows_of_stages_are_one_device(case):
-    options: dict[str, Any] = {"stages": 2}
-    if case == "bart":
-        options["stages"] = ["transformer_decoder_layer_0"]
-    if case in PIECES:
-        options |= {"pieces": 2, "recompute": True, "state": "owners"}
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_of_two_devices_are_one_device(case):
     run_python(f"""
         import test_kerashub
         from mgpu_helpers import devices
-        test_kerashub.keeps({case!r}, devices.setup(4).devices, {options}, True)
+        for options in {ROWS[case]}:
+            test_kerashub.keeps({case!r}, devices.setup(4).devices, options, True)
     """.replace("\n        ", "\n"), timeout=900, MGPU_MODE="cores")  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", PARTS)
+def test_parts_that_are_found_are_the_blocks(keras, plan, double, case):
+    """By themselves, and by the layout map of a family that has one."""
+    model, _ = hub_models.CASES[case]()
+    named = {k: v for k, v in PARTS[case].items() if k != "token_embedding"}
+    ways = laid_out(fit.use(model, plan.devices, layers=named)).cut.ways
+    found = laid_out(fit.use(model, plan.devices, layers="auto")).cut.ways
+    assert {*found} == {*ways} and len(found) == 2 * (6 if case == "gpt2" else 7)
+    if case != "gpt2":
+        mesh = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+        fit.use(model, plan.devices, layers=type(model.backbone).get_layout_map(mesh))
+        of_map = laid_out(model).cut.ways
+        assert of_map.pop(model.backbone.token_embedding).shares == [20, 20] and of_map == ways
+
+
+@pytest.mark.thorough
+def test_parts_of_int8_are_refused(keras, plan):
+    model, _ = hub_models.gemma_int8(1)
+    with pytest.raises(ValueError, match="query is quantized"):
+        fit.use(model, plan.devices, layers=PARTS["gemma"])
 
 
 def test_stages_begin_at_layers_of_the_model_inside(keras, plan):
@@ -189,26 +242,30 @@ def test_it_is_to_keras_what_it_was(keras, plan, tmp_path):
     import keras_hub
 
     found = []
-    for laid in (False, True):
+    for how, options in {"alone": {}, "stages": {"stages": 2}, "parts": PARTS}.items():
         keras.utils.set_random_seed(0)
         model, given = hub_models.gemma()
-        if laid:
-            fit.use(model, plan, stages=2)
-        model.backbone.enable_lora(2)  # of what is laid out, too
+        if how == "parts":  # which take no LoRA later
+            model.backbone.enable_lora(2)
+            fit.use(model, plan, layers=options["gemma"])
+        else:
+            fit.use(model, plan if options else None, **options)
+            model.backbone.enable_lora(2)  # of what is laid out, too
         hub_models.compiled(model)
         model.fit(**given, batch_size=6, verbose=0, shuffle=False)
         prompt = {name: x[:2] for name, x in given["x"].items()}
         text = model.generate(prompt, stop_token_ids=None)["token_ids"]
-        model.backbone.save_lora_weights(tmp_path / f"{laid}.lora.h5")
-        model.save_to_preset(str(tmp_path / f"{laid}"))
-        again = keras_hub.models.GemmaCausalLM.from_preset(str(tmp_path / f"{laid}"))
+        model.backbone.save_lora_weights(tmp_path / f"{how}.lora.h5")
+        model.save_to_preset(str(tmp_path / how))
+        again = keras_hub.models.GemmaCausalLM.from_preset(str(tmp_path / how))
         other, _ = hub_models.gemma_lora()
-        other.backbone.load_lora_weights(tmp_path / f"{laid}.lora.h5")
+        other.backbone.load_lora_weights(tmp_path / f"{how}.lora.h5")
         lora = [v.numpy() for v in other.backbone.weights if "lora" in v.name]
         assert model.backbone.get_layer("decoder_block_0").quantization_mode is None
         found.append([np.array(text), *again.get_weights(), *lora])
-    for a, b in zip(*found, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+    for alone_, *laid in zip(*found, strict=True):
+        for each in laid:
+            np.testing.assert_allclose(each, alone_, atol=1e-5)
 
 
 def test_an_option_without_effect_says_so(keras, plan):
@@ -245,24 +302,16 @@ def peaks(plan: Any, model: Any, batch: Any, layout: Layout) -> list[float]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("case", ["gemma", "transfer_trained"])
-def test_recompute_and_stages_hold_half(keras, plan, case):
-    random, first = np.random.default_rng(0), plan.devices[:1]
-    if case == "gemma":
-        words = random.integers(1, hub_models.WORDS, (16, 65))
-        x = {"token_ids": words[:, :-1], "padding_mask": np.ones((16, 64), "int32")}
-        model, batch = hub_models.gemma(8, 64)[0], (x, words[:, 1:])
-    else:
-        model = hub_models.transfer_trained(size=64)[0]
-        batch = random.normal(size=(16, 64, 64, 3)).astype("f"), random.integers(0, 3, 16)
-    (whole,) = peaks(plan, model, batch, Layout(first))
-    (again,) = peaks(plan, model, batch, Layout(first, recompute=True))
-    assert again <= (0.5 if case == "gemma" else 0.6) * whole
-    if case == "gemma":
-        each = peaks(plan, model, batch, Layout(plan.devices, stages=2))
-        assert all(0.4 * whole <= held <= 0.6 * whole for held in each)
-        weights = places(v for v in model.weights for _ in range(v.shape.num_elements()))
-        assert 0.4 <= weights.count("CPU:1") / len(weights) <= 0.6
+def test_recompute_and_stages_hold_half(keras, plan):
+    words = np.random.default_rng(0).integers(1, hub_models.WORDS, (16, 65))
+    x = {"token_ids": words[:, :-1], "padding_mask": np.ones((16, 64), "int32")}
+    model, batch = hub_models.gemma(8, 64)[0], (x, words[:, 1:])
+    (whole,) = peaks(plan, model, batch, Layout(plan.devices[:1]))
+    (again,) = peaks(plan, model, batch, Layout(plan.devices[:1], recompute=True))
+    each = peaks(plan, model, batch, Layout(plan.devices, stages=2))
+    assert again <= 0.5 * whole and all(0.4 * whole <= held <= 0.6 * whole for held in each)
+    weights = places(v for v in model.weights for _ in range(v.shape.num_elements()))
+    assert 0.4 <= weights.count("CPU:1") / len(weights) <= 0.6
 
 
 @pytest.mark.thorough

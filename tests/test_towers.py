@@ -9,19 +9,11 @@ from hypothesis import strategies as st
 
 from mgpu_helpers import towers, trace
 from mgpu_helpers.devices import short
-from mgpu_helpers.lessons import networks
 from mgpu_helpers.towers.shards import shares
 
 few = settings(max_examples=25, deadline=None)
 floats = st.sampled_from(["float32", "float64"])
-shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=4)
 NEAR = {"float32": {"rtol": 1e-5, "atol": 1e-5}, "float64": {"rtol": 1e-12, "atol": 1e-12}}
-
-
-def gradients(seed, count, shaped, kind):
-    """Draw a gradient of each shape for each of count towers."""
-    rng = np.random.default_rng(seed)
-    return [[rng.standard_normal(shape).astype(kind) for shape in shaped] for _ in range(count)]
 
 
 def mean(column, weights=None):
@@ -190,67 +182,52 @@ def test_make_parallel_needs_batches_of_an_unknown_size_too(tf, plan):
 # Averaging
 
 
+KINDS = st.sampled_from(["dense", "sparse", "none"])
+
+
+def drawn(tf, rng, rows, which, kind):
+    """Draw a gradient, and what it is as an array; rows that it has twice add up."""
+    whole = rng.standard_normal((rows, 2)).astype(kind)
+    if which == "dense":
+        return tf.constant(whole), whole
+    whole = np.zeros_like(whole)
+    if which == "none":
+        return None, whole
+    at = rng.integers(0, max(rows, 1), rng.integers(0, 5) if rows else 0)
+    values = rng.standard_normal((len(at), 2)).astype(kind)
+    np.add.at(whole, at, values)
+    return tf.IndexedSlices(tf.constant(values), tf.constant(at), tf.constant([rows, 2])), whole
+
+
 @few
 @given(
-    seed=st.integers(0, 999), n=st.integers(1, 5), shaped=shapes, kind=floats,
-    how=st.sampled_from([None, "counts", "array", "tensors"]), data=st.data(),
+    seed=st.integers(0, 999), n=st.integers(1, 5), kind=floats, data=st.data(),
+    shaped=st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    how=st.sampled_from([None, "counts", "array", "tensors"]),
 )  # fmt: skip
 def test_average_is_numpys(tf, seed, n, shaped, kind, how, data):
-    drawn = gradients(seed, n, shaped, kind)
-    missing = data.draw(st.sets(st.tuples(st.integers(0, n - 1), st.integers(1, 3))))
-    size = n + seed % 7
+    """Sparse stays sparse unless it is mixed with what is dense."""
+    rng, size = np.random.default_rng(seed), n + seed % 7
+    kinds = [data.draw(st.lists(KINDS, min_size=n, max_size=n)) for _ in shaped]
+    columns = [[drawn(tf, rng, rows, which, kind) for which in column]
+               for rows, column in zip(shaped, kinds, strict=True)]  # fmt: skip
     weights = {
         None: None,
         "counts": [len(part) for part in np.array_split(range(size), n)],
         "array": np.array(shares(size, n)),
         "tensors": shares(tf.constant(size), n),
     }[how]
-    given_ = [
-        [None if (i, k) in missing else tf.constant(g) for k, g in enumerate(tower)]
-        for i, tower in enumerate(drawn)
-    ]
-    for k, value in enumerate(towers.average(given_, weights=weights)):
-        if all((i, k) in missing for i in range(n)):
+    each = [[column[i][0] for column in columns] for i in range(n)]
+    got = towers.average(each, weights=weights)
+    for value, column, which, rows in zip(got, columns, kinds, shaped, strict=True):
+        if {*which} == {"none"}:
             assert value is None
             continue
-        column = [0 * drawn[i][k] if (i, k) in missing else drawn[i][k] for i in range(n)]
+        assert isinstance(value, tf.IndexedSlices) == ("dense" not in which)
+        value = tf.convert_to_tensor(value)
+        assert value.dtype == kind and value.shape == (rows, 2)
         by = None if how is None else shares(size, n)
-        assert value.dtype == kind and value.shape == shaped[k]
-        np.testing.assert_allclose(value, mean(column, by), **NEAR[kind])
-
-
-@few
-@given(
-    seed=st.integers(0, 999), n=st.integers(1, 4), rows=st.integers(1, 6), kind=floats,
-    data=st.data(), weighted=st.booleans(),
-)  # fmt: skip
-def test_average_of_sparse_gradients(tf, seed, n, rows, kind, data, weighted):
-    """Rows that several towers touch, or one twice, add up; sparse stays sparse unless mixed."""
-    rng = np.random.default_rng(seed)
-    kind_of = st.sampled_from(["sparse", "dense", "none"])
-    several = st.lists(kind_of, min_size=n, max_size=n)
-    kinds = data.draw(several.filter(lambda kinds: set(kinds) != {"none"}))
-    weights = [i + 1 for i in range(n)] if weighted else None
-    towers_, dense = [], []
-    for which in kinds:
-        whole = np.zeros((rows, 2), kind)
-        if which == "none":
-            towers_.append([None])
-        elif which == "dense":
-            whole = rng.standard_normal((rows, 2)).astype(kind)
-            towers_.append([tf.constant(whole)])
-        else:
-            at = rng.integers(0, rows, rng.integers(0, 5))
-            values = rng.standard_normal((len(at), 2)).astype(kind)
-            np.add.at(whole, at, values)
-            slices = tf.IndexedSlices(tf.constant(values), tf.constant(at), tf.constant([rows, 2]))
-            towers_.append([slices])
-        dense.append(whole)
-    (got,) = towers.average(towers_, weights=weights)
-    assert isinstance(got, tf.IndexedSlices) == ("dense" not in kinds)
-    value = tf.convert_to_tensor(got)
-    assert value.dtype == kind
-    np.testing.assert_allclose(value, mean(dense, weights), **NEAR[kind])
+        np.testing.assert_allclose(value, mean([dense for _, dense in column], by), **NEAR[kind])
 
 
 def test_average_is_where_it_is_told(tf, plan):
@@ -275,35 +252,6 @@ def test_average_is_where_it_is_told(tf, plan):
     ran = {op.name: op.device for op in step.ops if op.name.startswith("averaging")}
     assert len(ran) >= 5 and set(ran.values()) == {plan.devices[1]}, ran
     assert max(copy.bytes for copy in step.copies) == 6 * 8 * 8  # never the table's 64,000
-
-
-def test_each_tower_sends_its_gradients_to_the_host_once(tf, plan):
-    network, rng = networks.tensorlight(0.125), np.random.default_rng(0)
-    x, y = rng.random((6, 28, 28, 1), np.float32), rng.integers(0, 10, 6)
-    weights = networks.variables(network)
-    with tf.GradientTape() as tape:
-        loss = networks.loss(y, networks.logits(network, weights, x))
-    whole = tape.gradient(loss, list(weights.values()))
-
-    def tower(x, y):
-        own = networks.classic(network, device=plan.host)
-        loss = networks.loss(y, networks.logits(network, own, x))
-        return tf.gradients(loss, list(own.values()))
-
-    with tf.Graph().as_default():
-        shards = towers.split((tf.constant(x), tf.constant(y)), 2)
-        each = towers.run(tower, plan.devices, *zip(*shards, strict=True))
-        averaged = towers.average(each, device=plan.host)
-        with session(tf, plan) as opened:
-            got, step = trace.session_step(opened, averaged)
-    for one, other in zip(got, whole, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    for i, device in enumerate(plan.devices):
-        ran = {op.device for op in step.ops if op.name.startswith(f"tower_{i}/")
-               and "/read/" not in op.name}  # fmt: skip
-        assert ran == {device}
-        assert step.bytes_between()[device, plan.host] == 4 * networks.parameters(network)
-    assert all(plan.host in pair for pair in step.bytes_between())
 
 
 @pytest.mark.parametrize("second, weights, said", [

@@ -37,7 +37,7 @@ TESTS = {
     "charts": "charts", "cluster": "cluster", "devices": "devices placement quiet",
     "ensemble": "ensemble", "fit": "fit", "graph": "graph gpu_graph memory_paper", "jobs": "jobs",
     "memory": "memory", "nvml": "nvml", "pipeline": "pipeline fit_split", "scaling": "scaling",
-    "timing": "timing", "towers": "towers one_code",
+    "timing": "timing", "towers": "towers",
     "trace": "trace_ trace. export layers placement", "whatif": "whatif",
     "_doctor": "main", "_processes": "jobs cluster", "_private": "private", "_models": "fit memory",
     "_formatting": "charts memory", "_files": "jobs", "_quiet": "quiet", "_given": "given",
