@@ -1,7 +1,7 @@
 """Run Keras's own tests of `fit`, as they are and under `fit.strategy` on two devices.
 
-``python tools/try_keras_tests.py [FILE ...]`` takes those that come with the Keras that is installed,
-by default of its trainer and its callbacks, and says which fail under the strategy alone, and why.
+``python tools/try_keras_tests.py [FILE ...]`` takes those that come with the installed Keras, by
+default of its trainer and its callbacks, and says which fail under the strategy alone, and why.
 docs/compare.md has what came out.
 """
 

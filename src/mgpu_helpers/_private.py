@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mgpu_helpers._later import keras, tf
+
 # TensorFlow's runtime writes these into graphs and traces. They are types of operations and parts
 # of names in what it hands out, and no public list says them.
 MUST_COMPILE = "_XlaMustCompile"  # the attribute of a function or call that XLA compiles
@@ -130,8 +132,6 @@ def wait_for(op: Any, earlier: Iterable[Any]) -> None:
 
 def keep_apart(op: Any) -> None:
     """Let Grappler leave an operation as it is: it makes one sum of several that follow."""
-    import tensorflow as tf
-
     op._set_attr("_grappler_do_not_remove", tf.compat.v1.AttrValue(b=True))
 
 
@@ -159,8 +159,6 @@ def move(variable: Any, device: str) -> None:
     knows TensorFlow's variable by a name, which the new one has, too. The old one is left empty, so
     that what was traced with it raises an error, instead of training what nobody reads.
     """
-    import tensorflow as tf
-
     held = variable.value
     with tf.init_scope(), tf.device(device):
         moved = tf.Variable(
@@ -203,7 +201,6 @@ def equal_draws() -> Iterator[None]:
 
     TensorFlow's functions call operations by these names, with the shape first.
     """
-    import tensorflow as tf
     from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
     def for_one(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -426,8 +423,6 @@ def moments_of_sums(
 
     The sums are of the distances from the moving mean: squares of large numbers would cancel.
     """
-    import tensorflow as tf
-
     axis = layer.axis % len(inputs.shape)
     others = [a for a in range(len(inputs.shape)) if a != axis]
     shape = [1 if a in others else -1 for a in range(len(inputs.shape))]
@@ -497,8 +492,6 @@ def slots_of(optimizer: Any) -> dict[int, list[Any]]:
     `optimizer.variables` has them in one list, and their names tell two weights of one path apart
     no more. Numbers, such as the step, belong to none.
     """
-    import keras
-
     trained = optimizer._trainable_variables
     lists = [each for each in vars(optimizer).values() if isinstance(each, list)
              and each is not trained and len(each) == len(trained)]  # fmt: skip
@@ -664,8 +657,6 @@ def trained_by(model: Any, strategy: Any) -> None:
 
 def keep_sums(variable: Any, strategy: Any) -> None:
     """Let a variable of Keras be added up over a strategy's replicas where it is read outside."""
-    import tensorflow as tf
-
     if not isinstance(variable.value, tf.distribute.DistributedValues):
         with strategy.scope():
             sums = tf.Variable(
@@ -678,8 +669,6 @@ def keep_sums(variable: Any, strategy: Any) -> None:
 
 def keep_alone(variable: Any) -> None:
     """Let a variable of Keras be one device's again, with the sum that it was."""
-    import tensorflow as tf
-
     if isinstance(variable.value, tf.distribute.DistributedValues):
         alone = tf.Variable(variable.value.read_value(), trainable=False, name=variable.name)
         _replace(variable, VALUE, alone)
@@ -747,7 +736,6 @@ def build(model: Any, batch: Any) -> None:
 @functools.cache
 def _kernels() -> dict[str, list[dict[str, set[int]]]]:
     """List by operation what types XLA compiles it for, on the kind of device that there is."""
-    import tensorflow as tf
     from tensorflow.python.framework import kernels
 
     tf.function(lambda x: x + 1, jit_compile=True)(tf.zeros([]))  # which lets XLA say what it has
@@ -785,7 +773,6 @@ def functions_by(make: Callable[..., Any]) -> Any:
 
     It keeps them in closures.
     """
-    import tensorflow as tf
     from keras.src.backend.tensorflow import trainer
 
     class Instead(types.ModuleType):
@@ -822,8 +809,6 @@ def losses_as(model: Any, change: Callable[[int, Any], Any], weight: Any = None)
 
 def build_compiled(model: Any, labels: Any) -> None:
     """Make what a functional model's metrics and losses keep, for labels of such shapes."""
-    import keras
-
     outputs = model.outputs[0] if isinstance(model, keras.Sequential) else model.output
     for each in (model._compile_metrics, model._compile_loss):
         if each is not None and not each.built:

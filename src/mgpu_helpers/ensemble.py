@@ -19,6 +19,7 @@ from typing import Any
 
 from mgpu_helpers._formatting import counted, error_line
 from mgpu_helpers._gone import gone
+from mgpu_helpers._later import tf
 from mgpu_helpers._models import ready
 from mgpu_helpers._names import short
 
@@ -60,8 +61,6 @@ def from_keras(name: str, model: Any, device: str | None = None) -> Member:
     >>> from_keras("small", model).predict(np.ones((4, 3))).shape
     (4, 2)
     """
-    import tensorflow as tf
-
     from mgpu_helpers.devices.plan import checked
 
     ready(model, compiled=True, trained=True)

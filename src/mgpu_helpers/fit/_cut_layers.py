@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import LayerGraph, run_calls
 from mgpu_helpers._models import instead
 from mgpu_helpers._train import HOST
@@ -93,9 +94,6 @@ class CutLayers:
 
     def _differs(self, segment: Segment) -> str:
         """Try out on random numbers whether calls give in parts what they give whole; say how."""
-        import keras
-        import tensorflow as tf
-
         layers = {layer for layer, _ in segment.steps or () if layer in self.ways}
         own = {id(v) for layer in layers for v in layer.variables}
         values, empty = some(segment.takes), []
@@ -189,9 +187,6 @@ def check_optimizer(model: Any, cuts: Sequence[Cut] = ()) -> None:
 
 def _by_part(optimizer: Any) -> bool:
     """Try whether an optimizer updates the parts of a weight as it updates the whole."""
-    import keras
-    import tensorflow as tf
-
     given = np.random.default_rng(0).normal(size=[3, 4, 12])  # a weight, and gradients of two steps
 
     def updated(parts: int) -> Any:
@@ -220,8 +215,6 @@ def _parts_of(
 
     A bias that is added to the sum stays with the layer.
     """
-    import tensorflow as tf
-
     takes, letters, gives = axes(layer)
     letter, columns = letters[way.axis], way.kind == "columns"
     config, built = layer.get_config(), (layer.get_build_config() or {}).get("input_shape") or ()
@@ -339,8 +332,6 @@ def _kept(optimizer: Any) -> dict[int, list[Any]]:
 
 def _share_out(whole: Any, axis: int, parts: Sequence[Any]) -> None:
     """Write a variable into its parts."""
-    import tensorflow as tf
-
     sizes, value = [part.shape[axis] for part in parts[1:]], whole.value
     shares = tf.split(value, [-1, *sizes], axis) if sizes else [value]
     for part, share in zip(parts, shares, strict=True):
@@ -349,8 +340,6 @@ def _share_out(whole: Any, axis: int, parts: Sequence[Any]) -> None:
 
 def _join(whole: Any, axis: int, parts: Sequence[Any]) -> None:
     """Write parts into a variable, of any shape, as its own methods do not; none empty it."""
-    import tensorflow as tf
-
     with tf.device(whole.value.device):
         value = tf.concat([part.value for part in parts] or [tf.zeros([0], whole.dtype)], axis)
         tf.raw_ops.AssignVariableOp(resource=whole.value.handle, value=value)

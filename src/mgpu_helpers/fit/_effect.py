@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mgpu_helpers._formatting import counted
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import LayerGraph, run_calls
 from mgpu_helpers.fit._segments import LENGTH, numbers, parts_to_run_again, stages_begin
 from mgpu_helpers.fit.layout import Layout
@@ -181,9 +182,6 @@ class Held:
 
 def made_by(graph: LayerGraph) -> list[float]:
     """Count for each call the bytes that its operations make of one example, in one trace."""
-    import keras
-    import tensorflow as tf
-
     specs = [tf.TensorSpec([1, *(n or LENGTH for n in x.shape[1:])], x.dtype) for x in graph.inputs]
     ends: list[int] = []
 
@@ -223,8 +221,6 @@ def _size(x: Any) -> float:
 
 
 def _of_example(value: Any) -> float:
-    import tensorflow as tf
-
     return numbers(value) * tf.as_dtype(value.dtype).size
 
 

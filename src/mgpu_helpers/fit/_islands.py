@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers._names import short
 from mgpu_helpers.fit._program import CONSTANT, GIVEN, Node, Program
 from mgpu_helpers.fit._recompute import AGAIN
@@ -59,8 +60,6 @@ def compiling(model: Any, devices: Iterable[str], wanted: bool | None = None) ->
 
 @functools.cache
 def _say_what_was_tried() -> None:
-    import tensorflow as tf
-
     if len(tf.config.list_physical_devices("GPU")) > 1:
         warnings.warn(
             "XLA compiles what each GPU does between two exchanges. That was tried on one GPU in "
@@ -76,15 +75,11 @@ class Compiled:
     """
 
     def __init__(self, function: Callable[..., Any], devices: Sequence[str]) -> None:
-        import tensorflow as tf
-
         self.islands, self.known = Islands(devices), False
         self.plain = tf.function(function, reduce_retracing=True)
         self.run = tf.function(self._run, autograph=False, reduce_retracing=True)
 
     def __call__(self, *args: Any) -> Any:
-        import tensorflow as tf
-
         if not tf.executing_eagerly() or (open_length := _open_length(args)) and (
             self.known or self._say(
                 f"batches of shape {open_length} may have many lengths, for each of which XLA "
@@ -111,8 +106,6 @@ class Compiled:
         return True
 
     def _run(self, *args: Any) -> Any:
-        import tensorflow as tf
-
         self.islands.sizes.clear()
         self.islands.alone.clear()
         step = self.plain.get_concrete_function(*args)
@@ -125,8 +118,6 @@ class Islands:
     """The compiled functions of a step, of which equal ones are one for all devices."""
 
     def __init__(self, devices: Iterable[str]) -> None:
-        import tensorflow as tf
-
         gpus = tf.config.list_logical_devices("GPU")
         self.elsewhere = "/GPU:0" if gpus else "/CPU:0"  # where TensorFlow puts what has no place
         self.devices = {short(device) for device in devices}
@@ -220,8 +211,6 @@ class Islands:
 
     def _copy(self, node: Node) -> None:
         """Do what a node does by an operation of its own."""
-        import tensorflow as tf
-
         self.alone[node.kind] += 1
         if node.op is not None and not node.pure and not OUTSIDE.search(node.kind):
             if node.kind not in LOOPS | BRANCHES and not any(map(_is_list, _values(node))):
@@ -240,8 +229,6 @@ class Islands:
 
     def entered(self, node: Node, inputs: list[Any]) -> list[Any]:
         """Do what a loop or branches do, with islands inside."""
-        import tensorflow as tf
-
         if node.kind in ("Case", "StatelessCase"):
             each = [functools.partial(self.made_of, case, inputs[1:]) for case in called(node.op)]
             return list(tf.switch_case(inputs[0], each))
@@ -272,8 +259,6 @@ class Islands:
 
     def _call(self, part: _Part) -> None:
         """Do what the nodes of a part do by a compiled function."""
-        import tensorflow as tf
-
         values = [_made(value) for value in part.takes]
         device = part.nodes[0].device or self.elsewhere
         with tf.device(device):
@@ -401,8 +386,6 @@ class _Part:
 
 def _open_length(args: Any) -> Any:
     """Give a shape of which an axis other than the batch's is open; None without one."""
-    import tensorflow as tf
-
     specs = [getattr(x, "element_spec", x) for x in args]
     shapes = [tf.TensorShape(x.shape) for x in tf.nest.flatten(specs) if hasattr(x, "shape")]
     return next((x for x in shapes if x.rank is None or None in x.as_list()[1:]), None)
@@ -485,8 +468,6 @@ def _operations(node: Node) -> list[Any]:
 
 def _copied(node: Node, inputs: Sequence[Any], device: str | None) -> list[Any]:
     """Make an operation like a node's in the graph that is traced now."""
-    import tensorflow as tf
-
     inside = device is None  # of an island, which is on one device
     attributes = {name: value for name, value in node.attributes.items()
                   if name != _private.PLACED and not (inside and name[0] == "_")}  # fmt: skip

@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Iterable, Iterator, Set
 from typing import Any, NamedTuple
 
+from mgpu_helpers._later import tf
 from mgpu_helpers._names import of_keras
 
 MEAN, SUM = "mean", "sum"
@@ -95,8 +96,6 @@ def asking() -> bool:
 
 def common(values: Any) -> Any:
     """Remember what all examples have in common, where a step is asked what its scalars are."""
-    import tensorflow as tf
-
     step = _now.get()
     if step is not None and step.asking:
         flat = tf.nest.flatten(values, expand_composites=True)
@@ -106,8 +105,6 @@ def common(values: Any) -> Any:
 
 def exchanged(values: Any, how: str) -> Any:
     """Give what replicas would have in common: in what is being asked, the batch's own."""
-    import tensorflow as tf
-
     step = _now.get()
     if step is None or not step.asking:
         return values
@@ -122,8 +119,6 @@ def is_sum(op: Any) -> bool:
 
 def alike(values: Any) -> Any:
     """Remember what all replicas have alike, where one is traced."""
-    import tensorflow as tf
-
     if (step := _now.get()) is not None and not step.asking:
         step.alike += tf.nest.flatten(values) + tf.nest.flatten(values, expand_composites=True)
     return values
@@ -131,8 +126,6 @@ def alike(values: Any) -> Any:
 
 def is_of_replica(value: Any, step: Step) -> bool:
     """Say whether a value is made of a replica's examples otherwise than by what all have alike."""
-    import tensorflow as tf
-
     if tf.executing_eagerly() or any(each is value for each in step.alike):
         return False
     return any(
@@ -147,8 +140,6 @@ def apart(value: Any, step: Step) -> tuple[list[tuple[Any, Terms, Any]], Any]:
 
     The rest is None where it is a known value. Without a graph only that can be seen.
     """
-    import tensorflow as tf
-
     for one, terms in step.shares:
         if one is value:
             return [(one, terms, tf.ones([], value.dtype))], None

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import Call, LayerGraph, Value, run_calls
 from mgpu_helpers._models import instead
 
@@ -29,15 +30,11 @@ class Leaf:
 
 def is_dense(layer: Any) -> bool:
     """Say whether a layer is a product with a kernel, which can be cut along an axis of it."""
-    import keras
-
     return type(layer) in (keras.layers.Dense, keras.layers.EinsumDense) and layer.built
 
 
 def is_table(layer: Any) -> bool:
     """Say whether a layer looks words up in a table, which can be cut by its rows."""
-    import keras
-
     return isinstance(layer, keras.layers.Embedding) and layer.built
 
 
@@ -48,8 +45,6 @@ def has_parts(layer: Any) -> bool:
 
 def inner(layer: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Give a layer and those inside it with their names; what none of can be cut stays closed."""
-    import keras
-
     yield name, layer
     if not isinstance(layer, keras.layers.Layer) or has_parts(layer):
         return
@@ -91,9 +86,6 @@ class Leaves:
 
     def _open(self, call: Call) -> None:
         """Run a call in a graph, and see what comes from where."""
-        import keras
-        import tensorflow as tf
-
         names = {id(layer): name for name, layer in inner(call.operation, call.name)}
         by_layer = {id(v) for layer in layers_in(call.operation) for v in layer.variables}
         for v in call.operation.variables:
@@ -218,8 +210,6 @@ def some(values: Sequence[Value]) -> dict[Value, Any]:
 
 def drawn(shape: Sequence[int], dtype: Any, added: int = 1) -> Any:
     """Draw numbers of which so many are added up in products with others of size 1."""
-    import tensorflow as tf
-
     dtype = tf.as_dtype(dtype)
     numbers = np.random.default_rng(0).normal(size=shape) / added**0.5
     return tf.cast(numbers if dtype.is_floating else np.ones(shape), dtype)

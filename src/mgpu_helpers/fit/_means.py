@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 
 
 class Mean(NamedTuple):
@@ -16,9 +17,6 @@ class Mean(NamedTuple):
 
 def mean_of(loss: Any, labels: Any, outputs: Any, weights: Any) -> Mean:
     """Call a loss of Keras as `fit` does, and count what its mean is of."""
-    import keras
-    import tensorflow as tf
-
     masks = [_private.mask_of(outputs)]
 
     class Noted(keras.losses.Loss):

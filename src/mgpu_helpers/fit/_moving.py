@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras
 from mgpu_helpers._names import short
 
 
@@ -41,8 +42,6 @@ def optimizers_of(model: Any) -> list[Any]:
 
 def within(optimizer: Any) -> Iterator[Any]:
     """List an optimizer and those that it hands its work on to."""
-    import keras
-
     if isinstance(optimizer, keras.optimizers.Optimizer):
         yield optimizer
         for value in vars(optimizer).values():

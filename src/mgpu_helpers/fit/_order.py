@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers._names import short
 from mgpu_helpers.pipeline.tasks import stream
 from mgpu_helpers.towers.averages import total
@@ -24,8 +25,6 @@ class Order:
     @contextlib.contextmanager
     def task(self, name: str) -> Iterator[list[Any]]:
         """Keep what is made in the block as a task; to be appended is what a way back is for."""
-        import tensorflow as tf
-
         results: list[Any] = []
         if tf.executing_eagerly():
             yield results
@@ -55,8 +54,6 @@ STEP: contextvars.ContextVar[tuple[Order, int] | None] = contextvars.ContextVar(
 
 def _leading_to(results: Sequence[Any], ops: Sequence[Any]) -> list[Any]:
     """Keep the operations that some of the results need: who waits for another makes it run."""
-    import tensorflow as tf
-
     needed = {x.op for each in results for x in tf.nest.flatten(each, expand_composites=True)}
     kept = []
     for op in reversed(ops):
@@ -71,8 +68,6 @@ def added_now(before: Any, slope: Any) -> Any:
 
     Grappler would make one sum of all pieces' gradients, and hold each of them until the last.
     """
-    import tensorflow as tf
-
     (added,) = total([[before], [slope]])
     if before is not None and isinstance(added, tf.Tensor) and not tf.executing_eagerly():
         _private.keep_apart(added.op)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers.fit._cut_layers import check_optimizer
 from mgpu_helpers.fit._moving import optimizers_of
 
@@ -32,8 +33,6 @@ def beside_inputs() -> Iterator[None]:
     >>> double.get_concrete_function(tf.ones([3])).graph.get_operation_by_name("double").device[-5:]
     'CPU:2'
     """
-    import tensorflow as tf
-
     if tf.executing_eagerly():
         yield
         return
@@ -75,8 +74,6 @@ def placing(model: Any) -> Iterator[None]:
 
 def build_optimizers(model: Any) -> None:
     """Let what optimizers keep lie where the weights do: built in a graph, it would not."""
-    import tensorflow as tf
-
     for optimizer in optimizers_of(model):
         if not optimizer.built:
             with tf.init_scope():

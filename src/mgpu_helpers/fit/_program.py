@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers.fit._recompute import AGAIN
 from mgpu_helpers.graph.walk import BRANCHES, CALLS, LOOPS, called, ordered
 
@@ -164,8 +165,6 @@ class Program:
         return node
 
     def _value(self, handle: Any, op: Any) -> Any:
-        import tensorflow as tf
-
         if handle[0].value:  # of a loop in an island, which is given what it reads
             return handle
         if handle not in self.values:
@@ -212,8 +211,6 @@ def _same_handles(op: Any, outputs: list[Any], inputs: list[Any]) -> list[Any]:
 
 
 def _type_of(value: Any) -> dict[str, Any]:
-    import tensorflow as tf
-
     node, i = value
     return {"T": tf.compat.v1.AttrValue(type=tf.as_dtype(node.types[i]).as_datatype_enum)}
 

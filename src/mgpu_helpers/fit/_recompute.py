@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import Call, Value, run_calls
 
 AGAIN = "again"  # the name of what has to wait for its control inputs, in XLA as well
@@ -22,9 +23,6 @@ def computed_twice(
     Variables have the values that they have in the scope, which gets what the calls change. The
     last calls of a model run once: what they give is needed at once.
     """
-    import keras
-    import tensorflow as tf
-
     takes, xs = [*values], [*values.values()]
     masks = {i: mask for i, x in enumerate(xs) if (mask := _private.mask_of(x)) is not None}
     held = [outer.get_current_value(v) for v in variables]
@@ -118,8 +116,6 @@ def run_met(calls: Sequence[Call], values: dict[Value, Any], training: Any) -> d
 
 
 def _again(tensors: Iterable[Any]) -> list[Any]:
-    import tensorflow as tf
-
     return [tf.identity(x, name=AGAIN) for x in tensors]
 
 
@@ -151,8 +147,6 @@ def check_assigned(variable: Any) -> None:
 
 def _operations() -> list[Any]:
     """List the operations so far; none where they run at once."""
-    import tensorflow as tf
-
     eager = tf.executing_eagerly()
     return [] if eager else tf.compat.v1.get_default_graph().get_operations()
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import Value, run_calls
 from mgpu_helpers.fit._recompute import MOMENTS, changed, computed_twice, run_met
 from mgpu_helpers.fit._segments import Segment
@@ -26,8 +27,6 @@ class Row:
         self, number: int, devices: Sequence[str | None], used: dict[int, list[Any]],
         cut: Any = None, names: str = "", known: dict[Any, Any] | None = None,
     ) -> None:  # fmt: skip
-        import tensorflow as tf
-
         known = {} if known is None else known
         self.number, self.devices, self.cut, self.names = number, devices, cut, ""
         if names:
@@ -66,9 +65,6 @@ class Row:
     @contextlib.contextmanager
     def reading(self, d: int, variables: Sequence[Any], size: Any, name: str = "") -> Iterator[Any]:
         """Give a scope in which layers read what a device has read; keep what they change in it."""
-        import keras
-        import tensorflow as tf
-
         pairs = [(v, self.state.get(id(v), (v, self._value(d, v)))[1]) for v in variables]
         with on(self.devices[d]), tf.name_scope(name) if name else contextlib.nullcontext():
             with _private.without_autocast():
@@ -85,8 +81,6 @@ class Row:
         return next(read[key] for read in (self.read[d], *self.read) if key in read)
 
     def _keep(self, pairs: Sequence[tuple[Any, Any]], scope: Any, size: Any) -> None:
-        import tensorflow as tf
-
         for variable, before, value in changed(scope, pairs):
             # In place of a share without examples stands an example of another one.
             if tf.is_tensor(size):
@@ -121,15 +115,11 @@ class Row:
 
 def on(device: str | None) -> Any:
     """Place what is made in the block; None leaves it where it would be."""
-    import tensorflow as tf
-
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 
 def copied(x: Any) -> Any:
     """Copy a tensor to where the block places it, with its mask."""
-    import tensorflow as tf
-
     copy = tf.identity(x)
     if (mask := _private.mask_of(x)) is not None:
         _private.set_mask(copy, tf.identity(mask))

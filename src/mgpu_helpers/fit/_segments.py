@@ -11,6 +11,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import counted, whole_number
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import (
     Call,
     LayerGraph,
@@ -159,9 +160,6 @@ def numbers(value: Any) -> int:
 
 def _cost(calls: Sequence[Call]) -> float:
     """Count the FLOP of calls for an example; where they are unknown, two for each weight."""
-    import keras
-    import tensorflow as tf
-
     takes = taken(calls)
     given = [tf.TensorSpec([1, *(n or LENGTH for n in x.shape[1:])], x.dtype) for x in takes]
 
@@ -175,15 +173,11 @@ def _cost(calls: Sequence[Call]) -> float:
 
 def normalizes(layer: Any) -> bool:
     """Say whether a layer normalizes by the statistics of a batch."""
-    import keras
-
     return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 def has_own(model: Any) -> bool:
     """Say whether what parts of a batch give of some layer or operation only its author knows."""
-    import keras
-
     means = keras.regularizers.L1 | keras.regularizers.L2 | keras.regularizers.L1L2 | None
     every = _private.layers_of(model)
     inside = [x for each in every if isinstance(each, keras.Function) for x in each.operations]
@@ -197,8 +191,6 @@ def has_own(model: Any) -> bool:
 
 def kept_as_known(model: Any) -> set[int]:
     """Give the `id` of variables that parts of a batch may change: moving averages and seeds."""
-    import keras
-
     normal = [each for each in _private.layers_of(model)
               if isinstance(each, keras.layers.BatchNormalization)]  # fmt: skip
     seeds = [v for v in model.variables if v.name == "seed_generator_state"]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import instead, laid_out
 from mgpu_helpers._train import HOST
 from mgpu_helpers.fit._moving import within
@@ -45,8 +46,6 @@ def steps(
     batches: Sequence[Any],
 ) -> list[Done]:  # fmt: skip
     """Train the model once with each batch: on one device, or on all where none is named."""
-    import tensorflow as tf
-
     strategy, done = model.distribute_strategy, []
     with contextlib.ExitStack() as stack:
         if on is not None:
@@ -83,8 +82,6 @@ def _done(model: Any, variables: Sequence[Variable], logs: Any, taken: dict[str,
 @contextlib.contextmanager
 def _on_one(model: Any, variables: Sequence[Variable], device: str) -> Iterator[None]:
     """Let a model be one of plain Keras in the block, whose variables are those of one device."""
-    import tensorflow as tf
-
     with contextlib.ExitStack() as stack:
         if (laid := laid_out(model)) is not None:
             stack.enter_context(laid.aside())
@@ -100,8 +97,6 @@ def _on_one(model: Any, variables: Sequence[Variable], device: str) -> Iterator[
 @contextlib.contextmanager
 def _gradients(model: Any, variables: Sequence[Variable]) -> Iterator[dict[str, Any]]:
     """Keep the gradients that the optimizers of a model take in the block, on the host."""
-    import tensorflow as tf
-
     with tf.device(HOST):
         hosts = {
             id(each.copies[0]): (each.name, tf.Variable(tf.zeros_like(each.copies[0])))
@@ -128,8 +123,6 @@ def _gradients(model: Any, variables: Sequence[Variable]) -> Iterator[dict[str, 
 
 
 def in_reverse(batch: Any) -> Any:
-    import tensorflow as tf
-
     def reverse(x: Any) -> Any:
         if isinstance(x, tf.SparseTensor):
             return tf.sparse.from_dense(tf.reverse(tf.sparse.to_dense(x), [0]))
@@ -148,9 +141,6 @@ def _each(value: Any) -> list[Any]:
 
 def _parts(model: Any) -> tuple[list[Any], list[Variable]]:
     """List the optimizers in a model, and all variables: of layers, metrics, optimizers, seeds."""
-    import keras
-    import tensorflow as tf
-
     optimizers: dict[int, Any] = {}
     found: dict[int, tuple[Any, str]] = {}
     layers = [model, *_private.layers_of(model), _private.global_seeds()]
@@ -193,8 +183,6 @@ def _parts(model: Any) -> tuple[list[Any], list[Variable]]:
 @contextlib.contextmanager
 def undisturbed(model: Any, batch: Any) -> Iterator[tuple[list[Variable], Callable[[], None]]]:
     """Let a model be trained in the block, and be after it what it was before."""
-    import tensorflow as tf
-
     strategy = model.distribute_strategy
     specs = tf.nest.map_structure(
         lambda x: tf.type_spec_from_value(x) if tf.is_tensor(x) else x, batch
@@ -228,8 +216,6 @@ def undisturbed(model: Any, batch: Any) -> Iterator[tuple[list[Variable], Callab
 
 
 def _flat(logs: Any) -> dict[str, Any]:
-    import keras
-
     pairs = keras.tree.flatten_with_path(logs)
     return {"/".join(map(str, path)) or "loss": x for path, x in pairs if np.ndim(x) == 0}
 

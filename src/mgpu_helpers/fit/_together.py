@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import Call, Value, run_calls
 from mgpu_helpers._models import instead
 from mgpu_helpers.fit._leaves import inner, instead_of, layers_in, wrapped
@@ -92,9 +93,6 @@ class Together:
 
     def _first(self, k: int, kind: str, layer: Any, call: Any, args: Any, named: Any) -> Any:
         """Run a leaf on the first device; what is cut, on the others, too."""
-        import keras
-        import tensorflow as tf
-
         others = range(1, len(self.devices))
         if kind == "table":
             return self._looked_up(layer, _given(args, named), args[1:], named)
@@ -123,8 +121,6 @@ class Together:
 
     def _looked_up(self, layer: Any, x: Any, more: Any, named: Any) -> Any:
         """Look words up where their rows are; or, in reverse, make each device's part of logits."""
-        import tensorflow as tf
-
         named, made, first = {k: v for k, v in named.items() if k != "inputs"}, [], 0
         back, ids = named.get("reverse", any(more)), x
         if not back:
@@ -162,8 +158,6 @@ class Together:
     @contextlib.contextmanager
     def _on(self, d: int) -> Iterator[None]:
         """Place what is made in the block, also where a gradient is to be with its operation."""
-        import tensorflow as tf
-
         apart: Any = contextlib.nullcontext()
         if not tf.executing_eagerly():
             apart = tf.compat.v1.get_default_graph().colocate_with(None, ignore_existing=True)
@@ -172,9 +166,6 @@ class Together:
 
     def _copied(self, made: Any, d: int) -> Any:
         """Copy tensors to a device, each once."""
-        import keras
-        import tensorflow as tf
-
         def copied(x: Any) -> Any:
             if not tf.is_tensor(x) or not d:
                 return x

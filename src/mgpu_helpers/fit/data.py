@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mgpu_helpers._later import keras, tf
+
 
 def batches(
     x: Any, y: Any = None, sample_weight: Any = None, *, batch_size: int | None = None,
@@ -23,9 +25,6 @@ def batches(
     >>> [len(x) for x, y in data]
     [4, 4, 2]
     """
-    import keras
-    import tensorflow as tf
-
     given = isinstance(x, tf.data.Dataset)
     if not given and not all(hasattr(each, "__array__") for each in tf.nest.flatten(x)):
         return x
@@ -60,8 +59,6 @@ def batches(
 
 def joined(data: Any, among: int) -> Any:
     """Join each so many batches of a dataset, one for each replica, to a global one."""
-    import tensorflow as tf
-
     if among == 1:
         return data
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mgpu_helpers._formatting import error_line, table, whole_number
 from mgpu_helpers._given import first_batch
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import instead, ready
 from mgpu_helpers.devices.plan import current
 from mgpu_helpers.trace.fit import build
@@ -75,8 +76,6 @@ def explain(
     >>> explain(model, (np.ones([8, 3], "f"), np.ones([8, 2], "f")), steps=4)
     a step of fit takes ... ms...
     """
-    import keras
-
     ready(model, built=False, compiled=True, single=False)
     steps = whole_number("steps", steps, "a number of steps", 4)
     batch, notes = first_batch(data), []
@@ -153,8 +152,6 @@ def _costs(name: str, seconds: float, of_callbacks: dict[str, float]) -> Iterato
 
 def _shapes_differ(data: Any) -> bool:
     """Say whether a Dataset may give batches that differ in more than their size."""
-    import tensorflow as tf
-
     specs = tf.nest.flatten(getattr(data, "element_spec", ()))
     return any(
         None in (spec.shape.rank, *(spec.shape[1:] if spec.shape.rank else ())) for spec in specs
@@ -169,9 +166,6 @@ class _Run:
     """Some passes of `fit`, timed but for the first."""
 
     def __init__(self, model: Any, data: Any, callbacks: Sequence[Any], steps: int) -> None:
-        import keras
-        import tensorflow as tf
-
         if isinstance(data, tuple):
             data = tf.data.Dataset.from_tensors(data).repeat(steps)
         elif isinstance(data, tf.data.Dataset):

@@ -337,7 +337,7 @@ def seeds(original: Any, self: Any, *args: Any, **named: Any) -> Any:
 
 def equal_seeds() -> Any:
     """Give all replicas the seeds of one device in the block."""
-    return _private.held(sys.modules[__name__], "_equal_seeds", True)
+    return _private.held(sys.modules[__name__], _equal_seeds=True)
 
 
 @everywhere

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._layers import LayerGraph
 
 
@@ -37,8 +38,6 @@ def even(calls: Sequence[Any], at: Mapping[int, int], parts: int) -> list[int]:
 
 def _inside(operation: Any) -> int:
     """Count the layers in a layer, at any depth; 1 for one alone, and for an operation."""
-    import keras
-
     if not isinstance(operation, keras.Layer):
         return 1
     return max(1, len(_private.layers_of(operation)) - 1)
@@ -65,6 +64,4 @@ def balanced(blocks: Sequence[float], cost: Sequence[float], parts: int) -> list
 
 def bytes_of(tensors: Sequence[Any]) -> int:
     """Count the bytes of symbolic tensors for an example, as far as their shapes say."""
-    import tensorflow as tf
-
     return sum(math.prod(n or 1 for n in t.shape) * tf.as_dtype(t.dtype).size for t in tensors)

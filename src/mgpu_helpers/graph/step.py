@@ -12,6 +12,7 @@ from typing import Any
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import error_line
 from mgpu_helpers._given import given
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import as_made, is_model, laid_out, ready
 
 
@@ -41,8 +42,6 @@ def concrete_of(
     model_or_function: Any, *args: Any, batch: Any, training: bool, length: Any = None
 ) -> Any:
     """Make the graph of one call: of a model for a batch, or of a function for its arguments."""
-    import tensorflow as tf
-
     if is_model(model_or_function):
         ready(model_or_function, single=False)
         if args:
@@ -88,8 +87,6 @@ def training_step(
     >>> [tuple(slot.shape) for slot in step.slots[2:]]  # after the steps and the rate
     [(3, 2), (3, 2), (2,), (2,)]
     """
-    import tensorflow as tf
-
     laid, model = laid_out(model), on_one_device(model)
     x, y, weights = given(model, batch, length).specs
     refused: list[Exception] = []
@@ -128,9 +125,6 @@ def on_one_device(model: Any) -> Any:
 
     That is made anew, compiled as the model is, and its weights have shapes and no values.
     """
-    import keras
-    import tensorflow as tf
-
     ready(model, single=False)
     model = as_made(model)
     if replicas_of(model) == 1:
@@ -180,8 +174,6 @@ def _twin(model: Any, wanted: Any, build: bool = True) -> Any:
 
     Its optimizer has its slots; with build=False only where the model's own has.
     """
-    import keras
-
     settings = _private.compiled_with(model) if model.compiled else {}
     own = model.optimizer if model.compiled and wanted is None else None
     if own is not None and own.built:
@@ -203,8 +195,6 @@ def _twin(model: Any, wanted: Any, build: bool = True) -> Any:
 
 
 def _mean(labels: Any, outputs: Any) -> Any:
-    import tensorflow as tf
-
     return tf.reduce_mean(outputs)
 
 
@@ -223,8 +213,6 @@ def anew(optimizer: Any) -> Any:
 
 def _metric_anew(metric: Any) -> Any:
     """Make a metric anew: one may make its variables in its first step."""
-    import keras
-
     if not isinstance(metric, keras.metrics.Metric):
         return metric
     try:
@@ -235,8 +223,6 @@ def _metric_anew(metric: Any) -> Any:
 
 def outputs_of(model: Any, inputs: Any) -> Any:
     """Describe what a model makes of inputs, for a batch of any size."""
-    import keras
-
     return model.compute_output_spec(keras.tree.map_structure(
         lambda x: keras.KerasTensor((None, *x.shape[1:]), x.dtype.name), inputs
     ))  # fmt: skip
@@ -244,9 +230,6 @@ def outputs_of(model: Any, inputs: Any) -> Any:
 
 def _labels(model: Any, inputs: Any) -> list[Any]:
     """Describe the labels of a batch: as the losses say, then whole numbers for all outputs."""
-    import keras
-    import tensorflow as tf
-
     outputs, batch = outputs_of(model, inputs), keras.tree.flatten(inputs)[0].shape[0]
 
     def label(output: Any, loss: Any) -> Any:
@@ -289,16 +272,12 @@ def without_values() -> Iterator[None]:
     >>> memory.predict(model, 32).weights
     400004000000
     """
-    import tensorflow as tf
-
     with tf.variable_creator_scope(_without_memory):
         yield
 
 
 def _without_memory(create: Callable[..., Any], **settings: Any) -> Any:
     """Make a variable that has a shape and nothing in it."""
-    import tensorflow as tf
-
     if not callable(initial := settings["initial_value"]):
         return create(**settings)  # one number: the steps so far, the learning rate
     with tf.Graph().as_default():

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 
 CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 BRANCHES = {"If", "StatelessIf", "Case", "StatelessCase"}
@@ -126,8 +127,6 @@ class Values:
         return self.known[tensor.name]
 
     def _find(self, tensor: Any) -> Any:
-        import tensorflow as tf
-
         op = tensor.op
         if op.type in LOOPS:
             return self.loop(op, {tensor.value_index})[1].get(tensor.value_index)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._formatting import size_text
+from mgpu_helpers._later import tf
 from mgpu_helpers.devices.plan import current
 
 # As TensorFlow has them in its gradients of a convolution: what several images may take together,
@@ -57,6 +58,4 @@ def _of(node: Any, times: float) -> float:
 
 
 def _threads() -> int:
-    import tensorflow as tf
-
     return tf.config.threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1

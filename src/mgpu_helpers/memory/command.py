@@ -34,6 +34,7 @@ from unittest import mock
 from mgpu_helpers import _quiet, nvml
 from mgpu_helpers._files import check_script
 from mgpu_helpers._formatting import error_line, whole, with_options
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers.graph.step import without_values
 from mgpu_helpers.memory.paper import Paper, on_paper
 from mgpu_helpers.scaling import links
@@ -147,9 +148,6 @@ class _Trains(BaseException):
 
 def built(text: str) -> Any:
     """Give what the function makes that is named as script.py:function."""
-    import keras
-    import tensorflow as tf
-
     script, _, name = text.rpartition(":")
     if not script.endswith(".py") or not name:
         raise ValueError(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mgpu_helpers import nvml
+from mgpu_helpers._later import tf
 
 
 def logical(gpu: Any, limits: Sequence[int]) -> None:
@@ -16,8 +17,6 @@ def logical(gpu: Any, limits: Sequence[int]) -> None:
 
     >>> logical(tf.config.list_physical_devices("GPU")[0], [1024, 2048])  # doctest: +SKIP
     """
-    import tensorflow as tf
-
     # CUDA may number the GPUs in another order than the driver: none of them has more than this.
     most = max((card.memory_total or 0 for card in nvml.query().gpus), default=0) // 2**20
     if most and sum(limits) > most:

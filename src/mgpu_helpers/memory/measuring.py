@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mgpu_helpers._formatting import size_text
+from mgpu_helpers._later import tf
 from mgpu_helpers._names import short
 from mgpu_helpers.memory.use import at_peak
 from mgpu_helpers.trace import Trace, function_step
@@ -154,8 +155,6 @@ def measure(
 
 def _variables(function: Any, arguments: Sequence[Any], device: str) -> int:
     """Add up the bytes of the variables on the device that a function uses."""
-    import tensorflow as tf
-
     found = {id(v): v for v in concrete_of(function, arguments, {})[0].variables}
     found |= {id(a): a for a in tf.nest.flatten(arguments) if isinstance(a, tf.Variable)}
     there = [variable for variable in found.values() if short(variable.device) == device]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mgpu_helpers._later import tf
 from mgpu_helpers.graph.walk import LOOPS, one_by_one
 from mgpu_helpers.memory.order import DEVICE, FREE, SAME, Node, Tensor
 from mgpu_helpers.trace.layers import layer
@@ -146,8 +147,6 @@ def _handed_on(
 
 def _whole_rows(op: Any) -> bool:
     """Say whether a slice is of whole rows, one after the other, which TensorFlow does not copy."""
-    import tensorflow as tf
-
     x, y, steps = op.inputs[0], op.outputs[0], tf.get_static_value(op.inputs[3])
     if not x.shape.rank or y.shape.rank != x.shape.rank or steps is None or steps[0] != 1:
         return False

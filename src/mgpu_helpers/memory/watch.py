@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mgpu_helpers import nvml
+from mgpu_helpers._later import tf
 
 
 def process() -> int | None:
@@ -135,8 +136,6 @@ class Monitor:
         plan = current()  # where there is one, TensorFlow has started
         if plan is None or not plan.on_gpus:
             return {}
-        import tensorflow as tf
-
         of, held = tf.config.experimental, {}
         for device in plan.devices:  # a step may begin and end between two samples
             name = device.removeprefix("/")

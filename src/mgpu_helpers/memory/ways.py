@@ -12,6 +12,7 @@ from typing import Any
 
 from mgpu_helpers import _private
 from mgpu_helpers._given import given
+from mgpu_helpers._later import keras
 from mgpu_helpers._layers import LayerGraph, variables_of
 from mgpu_helpers._models import as_made, ready
 from mgpu_helpers.fit._segments import normalizes
@@ -65,8 +66,6 @@ class Step:
     def __init__(
         self, model: Any, batch: Any, devices: Sequence[str], optimizer: Any, length: Any = None
     ) -> None:
-        import keras
-
         ready(model, single=False)
         model = as_made(model)
         data = given(model, batch, length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mgpu_helpers._later import tf
 from mgpu_helpers.scaling.model import Measurement, Setting
 
 
@@ -54,8 +55,6 @@ def measure(
 
 def _run(step: Any) -> Callable[[], None]:
     """Make a function that runs a step to its end; on a GPU a call returns before that."""
-    import tensorflow as tf
-
     function, *arguments = step if isinstance(step, tuple) else (step,)
 
     def run() -> None:

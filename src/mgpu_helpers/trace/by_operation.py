@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers.trace.records import Op
 
 # What the executor adds: the ends of the step, and the two ends of a copy.
@@ -24,8 +25,6 @@ def plain_name(name: str) -> str:
 
 def bytes_of(output: Any) -> int | None:
     """Count the bytes of one output from its shape; None without a fixed size (a string)."""
-    import tensorflow as tf
-
     about = output.tensor_description
     kind = tf.dtypes.as_dtype(about.dtype)
     if kind in (tf.string, tf.resource, tf.variant):

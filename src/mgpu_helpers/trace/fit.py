@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from mgpu_helpers._formatting import error_line
 from mgpu_helpers._given import first_batch
+from mgpu_helpers._later import keras, tf
 from mgpu_helpers._models import ready
 from mgpu_helpers._names import of_keras
 from mgpu_helpers.trace.function import function_step
@@ -33,8 +34,6 @@ def fit_step(model: Any, data: Any) -> Trace:
     >>> [op.bytes for op in step.ops if "MatMul" in op.type]  # forward, and of the weights
     [32, 24]
     """
-    import tensorflow as tf
-
     ready(model, built=False, compiled=True, single=False)
     batch, strategy = first_batch(data, model), model.distribute_strategy
     shapes = [str(tuple(each.shape)) for each in tf.nest.flatten(batch) if hasattr(each, "shape")]
@@ -79,8 +78,6 @@ def build(model: Any, batch: Any) -> None:
 
     Built while a step is traced, a Sequential would take the size of that batch for its own.
     """
-    import keras
-
     def any_size(x: Any) -> Any:
         return keras.KerasTensor((None, *x.shape[1:]), keras.backend.standardize_dtype(x.dtype))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Set
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 from mgpu_helpers.trace.outside import copied, given
 from mgpu_helpers.trace.reading import session_step
 from mgpu_helpers.trace.step import Trace
@@ -25,8 +26,6 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
     >>> float(result), [op.type for op in step.ops if op.type == "Sum"]
     (3.0, ['Sum'])
     """
-    import tensorflow as tf
-
     concrete, arguments = concrete_of(function, args, named)
     around = _private.device_around()
     fed, outside = given(concrete, arguments)
@@ -53,8 +52,6 @@ def function_step(function: Callable[..., Any], *args: Any, **named: Any) -> tup
 
 def _session(graph: Any) -> Any:
     """Open a Session whose graph so far is run as it is, and optimized when it has grown."""
-    import tensorflow as tf
-
     from mgpu_helpers.devices.plan import current
 
     plan = current()
@@ -77,8 +74,6 @@ def _handed_out(output: Any, given: Set[str]) -> Any:
 def concrete_of(function: Callable[..., Any], args: Any, named: Any) -> tuple[Any, list[Any]]:
     """Give the function's graph for these arguments, traced if it was not, and its tensors."""
     import numpy as np
-    import tensorflow as tf
-
     args, named = tf.nest.map_structure(
         lambda a: tf.constant(a) if isinstance(a, (np.ndarray, np.generic)) else a, (args, named)
     )
@@ -138,8 +133,6 @@ def _made_whole() -> Iterator[None]:
 
     `tf.function` sets them at its end, and a model without values could never be used again.
     """
-    import tensorflow as tf
-
     made = []
 
     def keep(create: Callable[..., Any], **settings: Any) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mgpu_helpers import _private, _quiet
 from mgpu_helpers._formatting import table
+from mgpu_helpers._later import tf
 from mgpu_helpers._names import order, short
 
 _LINE = re.compile(r"(?:^|\] )(\S+): \((\w+)\): (/job:\S+)$")
@@ -58,8 +59,6 @@ def placement() -> Iterator[Placement]:
     placing it. `raw` keeps the lines that TensorFlow printed; today's code prints them only if
     `tf.debugging.set_log_device_placement(True)` was called before TensorFlow started.
     """
-    import tensorflow as tf
-
     log = Placement()
     # Graphs are handed over optimized: constants folded, operations fused. Show what was written.
     options = {"disable_meta_optimizer": False} | tf.config.optimizer.get_experimental_options()

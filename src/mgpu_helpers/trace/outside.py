@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mgpu_helpers import _private
+from mgpu_helpers._later import tf
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,6 @@ def given(concrete: Any, arguments: list[Any]) -> tuple[dict[str, Any], list[Out
     A variable comes as its handle. It is read through that, so that a replica's own variable, or
     one that only the library knows, is read as any other.
     """
-    import tensorflow as tf
-
     variables = [*concrete.variables, *(a for a in arguments if isinstance(a, tf.Variable))]
     names = {id(variable.handle): variable.name for variable in variables}
     inputs = [a.handle if isinstance(a, tf.Variable) else a for a in arguments]
@@ -73,8 +72,6 @@ def given(concrete: Any, arguments: list[Any]) -> tuple[dict[str, Any], list[Out
 
 def _table(name: str, handle: Any) -> Outside | None:
     """Read a table, as a layer that looks words up has one; give None for anything else."""
-    import tensorflow as tf
-
     for key, value in itertools.product(map(tf.as_dtype, KEYS), map(tf.as_dtype, VALUES)):
         # To look nothing up is refused where the types are others; to read the table is not.
         with contextlib.suppress(tf.errors.OpError):
@@ -96,8 +93,6 @@ def copied(outside: list[Outside]) -> tuple[dict[str, Any], list[Any], dict[Any,
     Give what stands for each input, by its name; what sets them; and what to feed for it.
     """
     import numpy as np
-    import tensorflow as tf
-
     twins, start, begin = {}, [], {}
 
     def fed(value: Any, dtype: Any) -> Any:
