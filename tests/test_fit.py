@@ -289,6 +289,16 @@ def test_a_layer_from_outside_of_the_scope_is_named_if_it_is_trained(keras, plan
         np.testing.assert_array_equal(inner.get_weights()[0], [[1.0]])
 
 
+def test_a_scope_that_nobody_keeps_lasts():
+    """As TensorFlow's does, for who enters it in one cell of a notebook for all that follow."""
+    said = run_python(
+        "import gc; from mgpu_helpers import devices, fit; import tensorflow as tf\n"
+        "fit.strategy(devices.setup(2)).scope().__enter__()\n"
+        "gc.collect(); print(tf.distribute.get_strategy().num_replicas_in_sync)"
+    )
+    assert said.stdout == "2\n"
+
+
 def test_a_strategy_of_one_replica_is_left_alone(keras, tf, plan):
     with tf.distribute.MirroredStrategy(plan.devices[:1]).scope():
         model = line(keras)

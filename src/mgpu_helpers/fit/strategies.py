@@ -6,8 +6,8 @@ import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 from mgpu_helpers import _private
 from mgpu_helpers._later import tf
@@ -91,6 +91,26 @@ def _of_workers(resolver: Any = None) -> Any:
     return made
 
 
+class _Scope(contextlib.ExitStack):
+    """A scope that lasts until it is left, as TensorFlow's does, also where nobody keeps it."""
+
+    entered: ClassVar[set[Any]] = set()
+
+    def __init__(self, scope: Any) -> None:
+        super().__init__()
+        self.scope = scope
+
+    def __enter__(self) -> Any:
+        self.enter_context(in_force())
+        strategy = self.enter_context(self.scope)
+        self.entered.add(self)
+        return strategy
+
+    def __exit__(self, *error: Any) -> Any:
+        self.entered.discard(self)
+        return super().__exit__(*error)
+
+
 @functools.cache
 def _of(kind: Any) -> Any:
     """Make a kind of strategy hand out whole batches, and let each replica take its part."""
@@ -108,11 +128,9 @@ def _of(kind: Any) -> Any:
         seen: Any = None  # of the batches that several workers have read: their size and mark
         gathers: Any = None  # what gives a row of each replica, once it is traced
 
-        @contextlib.contextmanager
-        def scope(self) -> Iterator[Any]:
+        def scope(self) -> Any:
             """Make what is made in the block for these devices, and let Keras be mended in it."""
-            with in_force(), super().scope() as strategy:
-                yield strategy
+            return _Scope(super().scope())
 
         @property
         def worker(self) -> int:
