@@ -68,6 +68,11 @@ def main() -> None:
         model.fit(x, x, batch_size=8, epochs=2, verbose=0)
         weights.append(model.get_weights())
     same = all(map(np.allclose, *weights))
+    with strategy.scope():  # a pack has one type
+        wide = keras.layers.Dense(2, dtype="float64")
+        two = keras.Sequential([keras.Input([UNITS]), keras.layers.Dense(2), wide])
+        two.compile("adam", "mse")
+    two.fit(x, x[:, :2], verbose=0)
     model.steps_per_execution = 2
     try:
         said = bool(model.fit(x, x, verbose=0)) and "nothing"

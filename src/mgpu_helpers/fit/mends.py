@@ -18,6 +18,7 @@ import contextlib
 import contextvars
 import functools
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -88,13 +89,21 @@ def noting(
 
 @everywhere
 def _exchange(has: Any, self: Any, reduce_op: Any, value: Any, options: Any = None) -> Any:
-    """Let a mean of what replicas have count them by their examples."""
-    step = now()
-    if step is not None and step.own and not is_sum(reduce_op) and strategy_here():
-        flat = tf.nest.flatten(value)
+    """Let a mean of what replicas have count them by their examples, and packs have one type."""
+    if not strategy_here():
+        return has(self, reduce_op, value, options)
+    step, flat = now(), tf.nest.flatten(value)
+    if step is not None and step.own and not is_sum(reduce_op):
         if all(tf.is_tensor(each) and each.dtype.is_floating for each in flat):
-            reduce_op, value = "SUM", tf.nest.map_structure(scaled, value)
-    return has(self, reduce_op, value, options)
+            reduce_op, flat = "SUM", [scaled(each) for each in flat]
+    by_type = defaultdict(list)  # of which TensorFlow puts several into one pack
+    for k, each in enumerate(flat):
+        by_type[getattr(each, "dtype", None)].append(k)
+    for places in by_type.values():
+        found = has(self, reduce_op, [flat[k] for k in places], options)
+        for k, each in zip(places, found, strict=True):
+            flat[k] = each
+    return tf.nest.pack_sequence_as(value, flat)
 
 
 def exchange(has: Callable[..., Any]) -> Callable[..., Any]:
