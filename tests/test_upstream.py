@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -46,3 +48,12 @@ def test_a_program_prints_what_the_page_shows(blocks):
     else:
         printed = run_python("\n".join((FIRST, program, cure, program))).stdout
         assert printed == before + after
+
+
+@pytest.mark.thorough
+def test_keras_own_tests_pass_under_the_strategy():
+    tool = ROOT / "tools" / "try_keras_tests.py"
+    run = subprocess.run([sys.executable, tool, "callbacks/lambda_callback_test.py"], text=True,
+                         capture_output=True, timeout=300)  # fmt: skip
+    passed, of_them = map(int, re.findall(r"(\d+)(?: tests pass| of them)", run.stdout))
+    assert run.returncode == 0 and passed == of_them > 0
