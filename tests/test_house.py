@@ -81,7 +81,8 @@ def test_help_names_every_room_and_calls_what_there_is():
 
 @pytest.mark.parametrize("room, others", [
     ("_names", ""), ("nvml", ""), ("timing", "_formatting"),
-    ("scaling", "_gone _later _formatting"), ("charts", "_names _formatting"), ("towers", "_gone _train _formatting"),
+    ("scaling", "_gone _later _formatting"), ("charts", "_names _formatting"),
+    ("towers", "_gone _train _formatting"),
     ("trace", "_given _later _models _files _names _private _quiet _formatting"),
     ("fit", "devices nvml _files _given _gone _later _layers _models _names _train _private _quiet "
             "graph pipeline towers trace _formatting"),
