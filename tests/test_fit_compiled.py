@@ -53,6 +53,8 @@ def results(
         model = make()
     if way == "shares":
         fit.use(model, devices)
+    elif way == "pieces":
+        fit.use(model, pieces=2)
     model.jit_compile = compiled
     x, y = data
     seen = [*model.fit(x, y, batch_size=10, shuffle=False, verbose=0).history.values()]
@@ -179,6 +181,11 @@ def test_half_precision_scales_and_skips_as_without(keras, tf, plan, made):
         make = sequential()
         same(make, plan, "strategy", 1e-3, (EVEN[0].astype("f"), EVEN[1]))
         assert of_training(made).sizes
+
+
+def test_pieces_of_one_size_are_so_long_for_xla_too(keras, plan, double, made):
+    """Of a model that lies where it was made, the loop is compiled with the cut of its piece."""
+    same(sequential(), plan, "pieces")
 
 
 def test_several_steps_in_one_call(keras, plan, double, made):

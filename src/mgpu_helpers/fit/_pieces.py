@@ -166,8 +166,7 @@ class _Batch:
         """Run the train_step on some examples, with the state that the pieces before have left."""
         own = [*self.leaves]
         for k in self.batches:
-            own[k] = self.leaves[k][start : start + length]
-            own[k].set_shape([known, *self.leaves[k].shape[1:]])
+            own[k] = _some_rows(self.leaves[k], start, length, known)
         counts = share * self.size if self.fixed else share
         scope = keras.StatelessScope(state, collect_losses=True)
         for weight in self.weights:  # where regularizers look; a tape knows it as a variable only
@@ -303,6 +302,17 @@ class _Batch:
         weights = [v for v, _ in sums.values()]
         self.update(changed, [x for _, x in state.values()], weights, [x for _, x in sums.values()])
         return logs
+
+
+def _some_rows(x: Any, start: Any, length: Any, known: int | None) -> Any:
+    """Cut rows out of a tensor, so many that XLA knows the number where it is known."""
+    if known is None:
+        part = x[start : start + length]
+        part.set_shape([None, *x.shape[1:]])
+        return part
+    sizes = tf.concat([[known], tf.shape(x)[1:]], 0)
+    part = tf.slice(x, tf.concat([[start], tf.zeros_like(sizes[1:])], 0), sizes)
+    return tf.ensure_shape(part, [known, *x.shape[1:]])
 
 
 @contextlib.contextmanager
