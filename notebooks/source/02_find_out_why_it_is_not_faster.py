@@ -12,8 +12,8 @@
 # the step itself         20
 # ```
 #
-# **In this lesson** this table and a trace of one step lead you to one of eight usual causes, and
-# you predict what a cure would gain:
+# **In this lesson** you find the cause with this table and a trace of one step, and predict what a
+# cure gains. There are eight usual ones:
 #
 # ![A decision tree: fit.explain leads to causes 1 to 4, a trace to causes 5 to 8 or the
 # exchange.](pictures/02_which_cause.svg)
@@ -102,8 +102,8 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #    `fit.use(model, plan)`.
 # 6. **A small batch.** The trace shows mostly overhead, because starting an operation takes as long
 #    for a small batch as for a large one. Take a larger batch.
-# 7. **A straggler.** All devices wait for one, which has a larger shard or is slower. Make shards
-#    even, or follow the speeds: `fit.use(model, plan, shares=(2, 1))`.
+# 7. **A straggler.** All others wait for one device, which has a larger shard or is slower. Make
+#    shards even, or proportional to speed: `fit.use(model, plan, shares=(2, 1))`.
 # 8. **Variables on the host** cross in every step, so `trace.fit_step(...).bytes_between()`, the
 #    bytes that cross, shows more than the batch. Build the model in the scope of its strategy, or
 #    in `tf.device`.
@@ -116,13 +116,12 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #
 # What would a cure gain? `whatif` changes the traced step as the cure would, and replays it. Take
 # these five operations. Each starts when its device is free and the results that it needs are
-# there. An arrow is a result that the other device needs. On the first device, `c` needs `a`, and
-# `d` needs `c`.
+# there. An arrow is a result that the other device needs. `c` also needs `a`, and `d` needs `c`.
 #
 # ![Five operations over 15 seconds: a, c and d on the first device, b and e on the
 # second.](pictures/02_five_operations.svg)
 #
-# How long would the step take if `b` took no time? Write it down, then run the replay, where an
+# How long does the step take if `b` takes no time? Write it down, then run the replay. There an
 # operation is its device, its seconds, and the letters of what it needs:
 
 # %%
@@ -156,14 +155,14 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=link)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The measured gain may be smaller, because cores share a memory, and may serve other programs.
+# The measured gain may be smaller, because cores share a memory.
 #
 # ## Break it
 #
-# Now the first of two devices gets three quarters of the batch (cause 7). What will the second do
-# meanwhile? In the chart, a bar adds up the work of a device, and then its waits, named after the
-# operations that it waited for. `whatif.faster` predicts the cure, a first tower as fast as with an
-# even shard.
+# Now the first of two devices gets three quarters of the batch (cause 7). How much longer will the
+# step take? In the chart, a bar adds up the work of a device, and then its waits, named after the
+# operations that it waited for. `whatif.faster` predicts the cured step, whose first tower is as
+# fast as with an even shard.
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -180,9 +179,9 @@ with drawings.panels(2, 1, figsize=(9, 4.4), sharex=True) as (_, grid):
 plt.show()
 
 # %% [markdown]
-# With uneven shards, the second device mostly waits for the first. `whatif.explain` names this
-# straggler, but not the reason. The prediction should be close to the upper bars, the step with
-# even shards, unless another program disturbed one of them.
+# The step takes about 1.5 times as long, like its larger shard, and the second device mostly waits.
+# The prediction should be close to the upper bars, the even shards, unless something disturbed one
+# of them.
 #
 # ## Proof
 #
@@ -204,7 +203,7 @@ for name, settings in others.items():
 # | | |
 # |---|---|
 # | **Use it when** | a training is slower than you hoped |
-# | **It costs** | some passes of a few steps, and one traced step; no other program may run |
+# | **It costs** | some passes of a few steps, and a traced step; no other program may run |
 # | **Instead** | a clock, if your loop is not `fit`: [[19]] |
 #
 # ## On GPUs
@@ -249,7 +248,7 @@ checks.replay_over_link(replay_over)
 #   trace a step in `tf.device(plan.devices[0])`.
 # - Write `treat(model, data)`. It returns a function that makes one pass without the causes, and
 #   changes the weights as `lesson_02.fit(model, data)` does.
-# - Only the first pass may read the data. Keep it in memory for the later ones.
+# - Only the first pass may read the data; later ones take it from memory.
 
 # %% tags=["exercise"]
 model, data = lesson_02.patient()  # ask fit.explain(model, data)
