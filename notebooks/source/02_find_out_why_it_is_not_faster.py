@@ -180,8 +180,7 @@ plt.show()
 
 # %% [markdown]
 # The step takes about 1.5 times as long, like its larger shard, and the second device mostly waits.
-# The prediction should be close to the upper bars, the even shards, unless something disturbed one
-# of them.
+# The prediction should be close to the upper bars, the even shards, unless one was disturbed.
 #
 # ## Proof
 #
@@ -244,8 +243,9 @@ checks.replay_over_link(replay_over)
 # `model, data = lesson_02.patient()` gives a compiled model and its data. It trains in
 # `tf.device(plan.devices[0])`, and three of the eight causes slow it down.
 #
-# - Put their numbers into `causes`. Ask `fit.explain`, cure what you find, and ask again. Then
-#   trace a step in `tf.device(plan.devices[0])`.
+# - Put their numbers into `causes`. Ask `fit.explain`, cure what it lists, and ask again. If it
+#   lists none, look at how the model was compiled. Then trace a step in
+#   `tf.device(plan.devices[0])`.
 # - Write `treat(model, data)`. It returns a function that makes one pass without the causes, and
 #   changes the weights as `lesson_02.fit(model, data)` does.
 # - Only the first pass may read the data; later ones take it from memory.
