@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Find out why it is not faster
 #
-# You added a GPU, and an epoch takes as long as before. `fit.explain` says what a step of `fit`
-# waits for. Below we slow a training down on purpose, and this is what it prints, rounded:
+# You added a GPU, and an epoch takes as long as before. `fit.explain` measures where the time of a
+# step goes. Here a slow input and a slow callback, added on purpose, cost most of it; times are
+# rounded:
 #
 # ```
 # costs            ms a step
@@ -11,8 +12,8 @@
 # the step itself         20
 # ```
 #
-# **In this lesson** this table, and then a trace of one step, lead you to one of eight usual
-# causes:
+# **In this lesson** you find the cause with this table and a trace of one step, and predict what a
+# cure gains. There are eight usual ones:
 #
 # ![A decision tree: fit.explain leads to causes 1 to 4, a trace to causes 5 to 8 or the
 # exchange.](pictures/02_which_cause.svg)
@@ -23,7 +24,7 @@
 # from mgpu_helpers import fit, trace, whatif
 #
 # print(fit.explain(model, data))
-# print(whatif.explain(trace.fit_step(model, (x, y))))  # which device waits for which
+# print(whatif.explain(trace.fit_step(model, data)))  # which device waits for which
 # ```
 #
 # **You need** [[01]], and `tf.function`.
@@ -51,8 +52,8 @@ x, y = lesson_02.batch()
 # %% [markdown]
 # ## Ask fit
 #
-# Here is a model of three dense layers, `wide`, `middle` and `scores`, which trains on all devices.
-# We slow it down twice: reading a batch takes 60 ms, and a callback takes 40 ms after each step.
+# Our model has three dense layers, `wide`, `middle` and `scores`, and trains on all devices. We
+# slow it down twice: reading a batch takes 60 ms, and a callback takes 40 ms after each step.
 
 # %%
 class Report(keras.callbacks.Callback):
@@ -70,58 +71,58 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 
 # %% [markdown]
 # `fit.explain` ran some steps, then ran them again with one thing at a time left out, and put the
-# weights back. *ms a step* is what this thing costs, and *without it* is how long a step takes
-# then. This training is **input-bound**: it waits for its data in every step. "The step itself" is
-# a step without all of these. A cost below the noise is not listed.
+# weights back. The column *without it* is how long a step then took, and *ms a step* is what that
+# saved. "The step itself" ran without all of these. This training is **input-bound**: most of the
+# time it waits for data.
 #
-# If the rows add up to much less than the step, two causes overlap: cure either, and ask again.
+# Two causes can hide each other, for example if a batch is read while a slow step runs. Then the
+# rows add up to much less than the step. Cure one of the causes, and ask again.
 #
-# Once only the step itself is left, a trace says what each device did in it. Recording takes time,
-# too:
+# Once only the step itself is left, trace it, here on a batch in memory. Recording takes time, too:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
-# A device that did not work waited for an operation of another device, for a copy, for a free core,
-# or for *overhead*, the time between operations. With even shards no device should wait long for
-# another. If one does, trace again: on cores, another program may have held it up.
+# While a device did not work, it waited for an operation of another device, for a copy, for a free
+# core, or for *overhead*, the time between operations. With equal shards, as here, neither should
+# wait long for the other. If one does, trace again: another program may have taken a core.
 #
 # ## The causes and their cures
 #
-# 1. **Input.** Put `cache()` behind what fits into memory. Otherwise give `map` its
-#    `num_parallel_calls`, and end with `prefetch`.
+# 1. **Input.** Cache what fits into memory. Otherwise read in parallel and prefetch, as the table
+#    says.
 # 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
 #    end, because `float(loss)` waits for the GPU.
-# 3. **New graphs.** TensorFlow records a function as a graph, anew for each shape and each Python
-#    number. Keep to one batch size (`drop_remainder=True`), and pass tensors.
+# 3. **New graphs.** `tf.function` makes a graph for each new shape and each new Python number. Keep
+#    to one batch size (`drop_remainder=True`), and pass tensors.
 # 4. **Eager code.** Python starts operations one by one. Use `@tf.function`, and compile without
 #    `run_eagerly=True`.
-# 5. **An idle device** "ran nothing". Use the lines of [[00]], or, for a compiled model,
+# 5. **An idle device.** The trace says that it "ran nothing". Give your compiled model to
 #    `fit.use(model, plan)`.
-# 6. **A small batch.** The trace shows mostly overhead, because starting operations takes as long
-#    for a small batch as for a large one. Take a larger one.
-# 7. **A straggler** has a larger shard, or is slower, and all others wait for it. Make shards even,
-#    or in proportion to speed: `fit.use(model, plan, shares=(2, 1))`.
-# 8. **Variables on the host** cross in every step: `trace.fit_step(...).bytes_between()`, the bytes
-#    that cross, shows more than the batch. Build the model in the scope of its strategy, or in
-#    `tf.device`.
+# 6. **A small batch.** The trace shows mostly overhead, because starting an operation takes as long
+#    for a small batch as for a large one. Take a larger batch.
+# 7. **A straggler.** All others wait for one device, which has a larger shard or is slower. Make
+#    shards even, or proportional to speed: `fit.use(model, plan, shares=(2, 1))`.
+# 8. **Variables on the host** cross in every step, so `trace.fit_step(...).bytes_between()`, the
+#    bytes that cross, shows more than the batch. Build the model in the scope of its strategy, or
+#    in `tf.device`.
 #
-# A large model may also wait for the **exchange** of its gradients: devices wait for a sum, an
-# `AddN` or an `AllReduce`. A larger batch helps, because a step then computes more and sends the
-# same bytes. [Rarer causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
+# With a large model, devices may also wait for the **exchange** of gradients: for an `AddN` or an
+# `AllReduce`. A larger batch helps: a step then computes more, and sends the same bytes. [Rarer
+# causes](../docs/errors.md#when-more-devices-are-no-faster) have a page.
 #
 # ## Replay a step by hand
 #
-# What would a cure gain? `whatif` predicts it by a replay of the traced step. Here are five
-# operations. Each starts when its device is free and all that it needs is there. An arrow is a
-# result that the other device needs; on the first device, `c` needs `a`, and `d` needs `c`.
+# What would a cure gain? `whatif` changes the traced step as the cure would, and replays it. Take
+# these five operations. Each starts when its device is free and the results that it needs are
+# there. An arrow is a result that the other device needs. `c` also needs `a`, and `d` needs `c`.
 #
 # ![Five operations over 15 seconds: a, c and d on the first device, b and e on the
 # second.](pictures/02_five_operations.svg)
 #
-# `b` takes 6 of 15 seconds. Write down how long the step takes without `b`, and then look. In the
-# code an operation is its device, its seconds, and the letters of what it needs:
+# How long does the step take if `b` takes no time? Write it down, then run the replay. There an
+# operation is its device, its seconds, and the letters of what it needs:
 
 # %%
 def replay(ops):
@@ -138,15 +139,14 @@ without = replay(five | {"b": ("second", 0, "a")})
 print(f"as it is: {replay(five)} s. without b, which takes {five['b'][1]} s: {without} s")
 
 # %% [markdown]
-# The step takes 11 s without `b`, not 9, because `d` then waits for `c`.
+# It takes 4 s less, not 6, because `d` then waits for `c`, until 6 s.
 #
 # ## Predict a cure
 #
-# Here is a real step on one device, which leaves the second idle (cause 5). `traces` records it
-# five times and keeps the three fastest. From these, `whatif.towers` predicts the step on all
-# devices: on each, a **tower** computes the gradients of its shard of the batch, and the first
-# device averages them and updates the weights. `beside` prints the prediction, and then measures
-# both steps in turn:
+# Here is a real step on one device, which leaves the second idle (cause 5). The cure is a **tower**
+# on each device, which computes the gradients of a shard; the first device averages them and
+# updates the weights. `traces` keeps the three fastest of five traces on one device, and
+# `whatif.towers` predicts from them. `beside` prints this, and then measures both steps in turn:
 
 # %% tags=["nbval-ignore-output"]
 one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
@@ -155,13 +155,14 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=link)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The measured gain may be smaller, because cores share a memory, and may serve other programs.
+# The measured gain may be smaller, because cores share a memory.
 #
 # ## Break it
 #
-# Now the first device gets a larger shard (cause 7). `whatif.faster` predicts the step if the first
-# tower were as fast as with an even shard. The bars are sums: first all work of a device, then its
-# waits, with the names of the operations that it waited for.
+# Now the first of two devices gets three quarters of the batch (cause 7). How much longer will the
+# step take? In the chart, a bar adds up the work of a device, and then its waits, named after the
+# operations that it waited for. `whatif.faster` predicts the cured step, whose first tower is as
+# fast as with an even shard.
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -178,13 +179,12 @@ with drawings.panels(2, 1, figsize=(9, 4.4), sharex=True) as (_, grid):
 plt.show()
 
 # %% [markdown]
-# With uneven shards the others mostly wait for the first device; with even shards they work.
-# `whatif.explain` names the straggler, but not the reason. The prediction should be close to the
-# step with even shards, the upper bars, unless another program has disturbed one of the two.
+# The step takes about 1.5 times as long, like its larger shard, and the second device mostly waits.
+# The prediction should be close to the upper bars, the even shards, unless one was disturbed.
 #
 # ## Proof
 #
-# A step that skips work is faster, too. So check that the losses stay as they were:
+# A step that skips work is faster, too. So check that the losses stay those of one device:
 
 # %%
 def losses(**settings):
@@ -202,20 +202,22 @@ for name, settings in others.items():
 # | | |
 # |---|---|
 # | **Use it when** | a training is slower than you hoped |
-# | **It costs** | some passes of a few steps, and one traced step; no other program may run |
+# | **It costs** | some passes of a few steps, and a traced step; no other program may run |
 # | **Instead** | a clock, if your loop is not `fit`: [[19]] |
 #
 # ## On GPUs
 #
-# > On one GPU, Keras compiles with XLA, a compiler. Several GPUs without XLA may lose more than the
-# > second one gains; `fit.explain` then says so. XLA takes seconds for each new graph (cause 3).
+# > Keras compiles the step of one GPU with XLA, a compiler. Several GPUs without XLA may lose more
+# > than the second one gains, so `fit.explain` says if XLA was off. XLA takes seconds for each new
+# > graph (cause 3).
 #
 # ## On your own
 #
 # ### Exercise 1
 #
-# Write `replay_over(ops, link)`, the replay by hand with a link: a result from another device
-# arrives `link` seconds after its operation has ended, one from the same device at once.
+# In `replay`, a result is everywhere at once. Write `replay_over(ops, link)`, in which a result
+# from another device arrives `link` seconds after its operation has ended. Both devices work on
+# while it crosses.
 
 # %% tags=["exercise"]
 def replay_over(ops, link):
@@ -238,14 +240,15 @@ checks.replay_over_link(replay_over)
 # %% [markdown]
 # ### Exercise 2
 #
-# `model, data = lesson_02.patient()` gives a compiled model and its data. Three of the eight causes
-# slow it down.
+# `model, data = lesson_02.patient()` gives a compiled model and its data. It trains in
+# `tf.device(plan.devices[0])`, and three of the eight causes slow it down.
 #
-# - Put their numbers into `causes`. Ask `fit.explain`, cure what it lists, and ask again. Then
-#   trace a step in `tf.device(plan.devices[0])`, where the model trains.
+# - Put their numbers into `causes`. Ask `fit.explain`, cure what it lists, and ask again. If it
+#   lists none, look at how the model was compiled. Then trace a step in
+#   `tf.device(plan.devices[0])`.
 # - Write `treat(model, data)`. It returns a function that makes one pass without the causes, and
 #   changes the weights as `lesson_02.fit(model, data)` does.
-# - Only the first pass may read the data. Keep it in memory for the later ones.
+# - Only the first pass may read the data; later ones take it from memory.
 
 # %% tags=["exercise"]
 model, data = lesson_02.patient()  # ask fit.explain(model, data)

@@ -2,8 +2,10 @@
 # # Compile what each device does
 #
 # On one GPU, Keras compiles your training step with **XLA**, TensorFlow's compiler. On several,
-# Keras and `tf.distribute` leave XLA out, and this can cost more time than the second GPU saves.
-# Our `fit` compiles on several devices, too:
+# Keras and `tf.distribute` leave XLA out, and this can cost more than the second GPU gains. On an
+# H200, XLA made a step of ResNet-50 [three times as
+# fast](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200); a
+# second GPU makes it at most twice as fast. Our `fit` compiles on several devices, too:
 #
 # ```python
 # with fit.strategy(plan).scope():
@@ -12,23 +14,22 @@
 # model.fit(x, y)
 # ```
 #
-# It does the same for `fit.use(model, plan)`. A GPU runs operations as **kernels**, and XLA makes
-# fewer of them. Here is a step of the image network MobileNetV2 with 64 images, on one H200 whose
-# halves stand for two GPUs:
+# So does `fit.use(model, plan)`. A GPU runs operations as **kernels**. A small one often takes
+# longer to start than to run, and XLA joins many into one. Here is a step of MobileNetV2 on an H200
+# whose halves stand for two GPUs:
 #
 # | two halves of the GPU | kernels | time |
 # |---|--:|--:|
 # | `MirroredStrategy`, without XLA | 11,578 | 97 ms |
 # | `fit.strategy(plan, synchronized=False)`, with XLA | 2,059 | 47 ms |
 #
-# In both lines each BatchNormalization uses only the images of its device. Compiling saves half of
-# the time. The times are
+# XLA saves half of the time. The times are
 # [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200), and the halves
-# compute in turns. How two real GPUs compare with one, nobody has measured.
+# compute in turns; nobody has measured this on two real GPUs.
 #
-# In an **exchange**, devices send each other something, such as gradients. **In this lesson** all
-# that a device does between two exchanges becomes one compiled function. You prove that the weights
-# stay those of one device, and see what XLA makes faster even on a core.
+# **In this lesson** you build a compiled step by hand, prove that it trains as one device does, and
+# see what XLA makes faster. In an **exchange**, devices send each other something, such as
+# gradients. All that a device does between two exchanges becomes one function:
 #
 # ![Each device runs two compiled functions; between these, gradients cross, and the first device
 # adds them up.](pictures/08_functions.svg)
@@ -59,8 +60,8 @@ from mgpu_helpers.lessons.state import apart
 # %% [markdown]
 # ## Count the functions
 #
-# The network has seven dense layers, in float64, because there rounding cannot hide a mistake. It
-# gets all 64 images at once, so an epoch is one step:
+# The network has seven dense layers. It computes in float64, where rounding cannot hide a mistake,
+# and gets all 64 images in one batch, so an epoch is one step:
 
 # %%
 keras.config.set_floatx("float64")
@@ -91,17 +92,18 @@ for device, operations in found:
 print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} stayed as they were")
 
 # %% [markdown]
-# The first two functions return the gradients of each device's share of the batch. The third, on
-# the first device, adds them up within the exchange, one sum for each of 14 weights. The last two
-# update each device's weights with Adam. Two operations on single numbers stay.
+# The first two functions return the gradients of each device's share of the batch. The third
+# belongs to the exchange: the first device adds up 14 gradients, those of a kernel and a bias for
+# each layer. The last two update each device's weights with Adam. Two operations on single numbers
+# are not compiled.
 #
-# ## By hand
+# ## Build it by hand
 #
 # XLA refuses a function that uses variables of another device, and our model has all its variables
-# on the first one. So we write **pure functions**: the weights go in as arguments, and what changes
-# comes out as results. Keras's `stateless_call` calls a model with the weights that you give it,
-# and with a list of variables that are not trained, of which ours has none. `update` is SGD with
-# momentum, which is shorter than Adam:
+# on the first one. So we write **pure functions**, which use no variables: the weights go in as
+# arguments, and what changes comes out as results. Keras's `stateless_call` calls a model with the
+# weights that you give it, and with its variables that are not trained, here none. `update` is SGD
+# with momentum, which is shorter than Adam:
 
 # %%
 first = plan.devices[0]
@@ -124,8 +126,8 @@ def update(weights, moves, means):
 
 
 # %% [markdown]
-# `stepper` makes such a step, and the weights and momentum of each device. `jit` says whether XLA
-# compiles `gradients` and `update`:
+# `stepper` makes a step of these functions, and the weights and momentum of each device. `jit` says
+# whether XLA compiles `gradients` and `update`:
 
 # %%
 def put(variable, value):
@@ -163,8 +165,8 @@ by_hand = [weight.numpy() for weight in state[plan.devices[-1]][0]]
 # %% [markdown]
 # ## Proof
 #
-# The weights have to be those of plain Keras on one device, without XLA. We compare three steps
-# with Adam by `fit`, and three with momentum by hand:
+# The weights have to be those of plain Keras on one device, without XLA. We compare them after
+# three steps with Adam by `fit`, and after three with momentum by hand:
 
 # %%
 def on_one(optimizer):
@@ -179,7 +181,7 @@ print("fit differs by less than 1e-12:", apart(by_fit.get_weights(), on_one("ada
 print("by hand differs by less than 1e-12:", apart(by_hand, on_one(momentum)) < 1e-12)
 
 # %% [markdown]
-# ## What is started
+# ## Count what a device starts
 #
 # We trace the step by hand without XLA and with it. `compiled.started` counts the operations that
 # compute, and leaves out those that read and write variables. A compiled function counts as one:
@@ -195,16 +197,16 @@ compiled.draw(traces, "gradients", "update")
 plt.show()
 
 # %% [markdown]
-# Without XLA, each device starts 108 operations, most of them so short that they are thin lines.
-# With XLA it starts two, the wide boxes. Both devices compute at once if each gets a core; on a
-# busy machine they take turns. A device's grey lines read and write variables. In both cases the
-# host starts 30, to cut the batch and to average 14 gradients. Times change from run to run.
+# Without XLA, each device starts 108 operations, mostly so short that they are thin lines. With XLA
+# it starts two, the wide boxes. In both cases the host starts 30, to cut the batch and to average
+# 14 gradients. A device's grey lines read and write variables. Both devices compute at once if each
+# gets a core, and take turns on a busy machine.
 #
-# ## What is fused
+# ## What XLA fuses
 #
 # Without XLA, each operation writes its result to memory, and the next one reads it. XLA **fuses**
-# neighbours into one loop, which reads its inputs once and writes its result once. To see this,
-# take Adam's update of a weight, in twelve operations, and a matrix product:
+# neighbours into one loop, which reads its inputs once and writes its result once. We try this on
+# Adam's update of a weight, which has twelve operations, and on a matrix product:
 
 # %%
 def adam(weight, mean, square, gradient):
@@ -231,10 +233,10 @@ with tf.device(first):
         print(f"{function.__name__ + ':':10}", compiled.kernels(function, *given))
 
 # %% [markdown]
-# A `dot` is a matrix product, and a `fusion` is a fused loop. In `gradients`, each layer keeps its
-# three products, the first layer two, because nobody needs the gradient of the images. Adam's
-# twelve operations became three loops, one for each result. Which of `adam` and `product` is faster
-# with XLA, on one core?
+# A `dot` is a matrix product, and a `fusion` is a fused loop. `gradients` still has 20 products:
+# each layer has one forward and two backward, but the first one needs no gradient of the images.
+# Adam's twelve operations became three loops, one for each result. Which of `adam` and `product`
+# does XLA make faster on one core?
 
 # %%
 for function, given in both.items():
@@ -247,13 +249,13 @@ for function, given in both.items():
 
 # %% [markdown]
 # `adam` is faster, because three loops go through memory less often than twelve operations. A
-# product stays a product, so XLA speeds up only what a step does between its products.
+# product stays a product. So XLA gains where a step has much to do between its products.
 #
 # ## Break it
 #
-# This function subtracts from each row its median, which NumPy computes. XLA knows nothing of
-# NumPy. Will it compile the rest, or refuse the function? And what does `fit` do with such a layer?
-# Write down what you expect.
+# `centre` subtracts from each row its median, which NumPy computes. XLA cannot compile NumPy: will
+# it compile the rest, or refuse the whole function? And what does `fit` do with a layer that calls
+# `centre`? Write down what you expect.
 
 # %%
 def centre(x):
@@ -279,37 +281,32 @@ print(f"operations outside of the compiled functions: {others}")
 print(*(each.message for each in said))
 
 # %% [markdown]
-# XLA refuses the whole function; `PyFunc` is what `numpy_function` makes. `fit` runs it between its
-# functions, once on each device, and says so; the other two operations are on single numbers. On a
-# GPU, NumPy's data goes to the host and back, so write such a layer with TensorFlow's own
-# operations.
+# XLA refuses the whole function, because it has no `PyFunc`, the operation that `numpy_function`
+# makes. `fit` compiles the rest, runs `PyFunc` on each device, and says so; the other two
+# operations are those on single numbers. On a GPU, NumPy's data goes to the host and back, so use
+# TensorFlow's own operations in such a layer.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a step has many small operations, as in normalization and Adam |
-# | **It costs** | time to compile: minutes for a large model, and again for each batch size |
+# | **It costs** | time to compile, minutes for MobileNetV2, and again for each batch size |
 # | **It holds** | the old and the new weights at once, during an update |
 # | **Instead** | `jit_compile=False` while you debug, or if your batches have many lengths |
 #
 # ## On GPUs
 #
-# A small kernel often takes longer to start than to run. On an H200, a step of the image network
-# ResNet-50 started 7,259 kernels and took 113 ms without XLA, and 1,078 and 36.6 ms with it; these
-# are [stored
-# times](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200). This
-# is three times as fast; a second GPU gives at most two.
-#
-# By default, each BatchNormalization uses the whole batch, which needs an exchange forward and one
-# back. In MobileNetV2, 52 of them cut the step into hundreds of functions. `synchronized=False`
-# leaves these exchanges out.
+# By default, each BatchNormalization of `fit.strategy` uses the whole batch, which needs an
+# exchange forward and one back. In MobileNetV2, 52 of them cut the step into 212 functions. With
+# `synchronized=False`, each uses only the images of its device, as in both lines of the table
+# above.
 #
 # ## On your own
 #
 # ### Exercise 1
 #
-# The loss of a text counts its words, but not the padding. The stub asks NumPy for it. Write
-# `word_loss(losses, is_word)` so that XLA compiles it. It returns the mean of all `losses` for
-# which `is_word` is True, and 0 if there is none. Both are tensors of one shape.
+# Texts in a batch are padded to one length, and the loss leaves the padding out. The stub does this
+# with NumPy. Write `word_loss(losses, is_word)` so that XLA compiles it. It returns the mean of all
+# `losses` for which `is_word` is True, and 0 if there is none. Both are tensors of one shape.
 
 # %% tags=["exercise"]
 def word_loss(losses, is_word):
@@ -332,11 +329,11 @@ checks.word_loss(word_loss)
 # %% [markdown]
 # ### Exercise 2
 #
-# XLA compiles again for each new size of a device's share. An epoch has batches of `batch`
-# examples; the last one has what is left, never fewer than there are devices. `fit.strategy` shares
-# a batch more evenly than the plain strategy: its shares differ by at most one example. Write
-# `sizes(examples, batch, devices)`, which returns how many different sizes of shares there are in
-# one epoch.
+# XLA compiles again for each new size of a device's share. `fit.strategy` cuts a batch into shares
+# that differ by at most one example: 35 examples on 4 devices become 9, 9, 9 and 8. An epoch has
+# batches of `batch` examples, and the last one has what is left, never fewer than there are
+# devices. Write `sizes(examples, batch, devices)`, which returns how many different sizes the
+# shares of an epoch have.
 
 # %% tags=["exercise"]
 def sizes(examples, batch, devices):
