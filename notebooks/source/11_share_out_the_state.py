@@ -6,7 +6,7 @@
 # batch does not help: the device that updates the weights still holds all 16.
 #
 # **In this lesson** one line gives each weight an owner among the devices. Between two steps, only
-# the owner keeps the weight and its slots. Our network of 39.5 MB then takes 20.5 MB on one device
+# the owner keeps the weight and its slots. Our network of 39.5 MB takes 20.5 MB on one device
 # and 18.9 MB on the other, and trains as before. With four weights, A to D:
 #
 # ![Each device owns some of the weights and fetches the others in a step.](pictures/11_owners.svg)
@@ -83,8 +83,7 @@ for name, model in models.items():
     show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses agree. Without owners the first device keeps everything, and with owners each keeps
-# about half.
+# The losses agree, and with owners each device keeps about half.
 #
 # Within a step, gradients and activations come on top. `show_step` prints the most that each device
 # holds, and what crosses:
@@ -104,28 +103,10 @@ for name, model in models.items():
 # | **It costs** | all weights and all gradients cross in each step |
 # | **Instead** | recompute activations, if they are most ([[10]]) |
 #
-# ## The bytes of a parameter
-#
-# [ZeRO](../docs/sources.md#zero) shares out these 16 bytes in three stages. Stage 1 shares the
-# slots over n devices, stage 2 also the gradients, and stage 3 also the weights; stage 0 shares
-# nothing. How many bytes of a parameter does a device then hold?
-
-# %%
-def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
-    return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
-
-
-print("stage    0     1     2     3")
-for n in [2, 4, 8]:
-    print(f"n = {n}", *[f"{sum(parts(n, stage)):5.1f}" for stage in range(4)])
-
-# %% [markdown]
-# Between two steps our devices keep 6 bytes for a parameter: the 8 of stage 3 without the 2 of the
-# gradient.
-#
 # ## Owners by hand
 #
-# `owners` goes through the weights, the largest first, and gives each to the device with the fewest
+# Weights and slots take 12 bytes a parameter, so each of two devices should keep about 6. `owners`
+# goes through the weights, the largest first, and gives each to the device with the fewest
 # parameters so far. `begin` makes each weight on its owner, with an Adam for it alone, so that its
 # slots are there too. `at_rest` adds up the bytes on each device:
 
@@ -209,9 +190,9 @@ def train_step(state, places, x, y, tower=tower_once, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# `tower_once` fetches every weight at its start, so for a time each device holds all. ZeRO's stage
-# 3 and FSDP avoid that. They fetch a layer's weight just before the layer is computed, drop it, and
-# fetch it again for the backward pass. With four layers, the owner of A and C then holds:
+# `tower_once` fetches every weight at its start, so for a time each device holds all. ZeRO's last
+# stage and FSDP avoid that. They fetch a layer's weight just before the layer is computed, drop it,
+# and fetch it again for the backward pass. With four layers, the owner of A and C then holds:
 #
 # ![Fetched once, a copy stays until the backward pass has used it; layer by layer, there is one at
 # a time.](pictures/11_one_copy.svg)
@@ -297,18 +278,37 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 # The loss falls even further, because Adam made twice as many updates. Only the comparison with one
 # device reveals the mistake.
 #
+# ## The stages of ZeRO
+#
+# [ZeRO](../docs/sources.md#zero) shares out a parameter's 16 bytes in three stages. Stage 1 shares
+# the slots over n devices, stage 2 also the gradients, stage 3 also the weights, and stage 0
+# nothing. How many bytes does each device hold?
+
+# %%
+def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
+    return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
+
+
+print("stage    0     1     2     3")
+for n in [2, 4, 8]:
+    print(f"n = {n}", *[f"{sum(parts(n, stage)):5.1f}" for stage in range(4)])
+
+# %% [markdown]
+# Between two steps our devices are at stage 3: its 8 bytes for n = 2 are our 6, and 2 for the
+# gradient.
+#
 # ## On GPUs
 #
 # > With a billion parameters P is 4 GB, so two GPUs exchange 8 GB in each step. Over a link of 10
 # > GB/s that takes up to 0.8 s, so take a batch whose step computes for longer.
 # >
-# > If weights and slots together do not fit on one GPU, call `compile` after `fit.use`, so that
-# > each owner makes its slots.
+# > If weights and slots do not fit on one GPU, call `compile` after `fit.use`, so that each owner
+# > makes its slots.
 #
 # ## On your own
 #
 # **1.** Write `fullest_holds(sizes, n, stage)`: the bytes of weights, gradients and slots on the
-# fullest of n devices, with Adam. `sizes` lists how many float32 numbers each weight has, and
+# fullest of n devices. `sizes` lists how many float32 numbers each weight has, and
 # `owners(sizes, range(n))` gives the owners. What a stage shares out lies only with the owner of
 # its weight. Every device holds the rest.
 
@@ -331,8 +331,8 @@ checks.fullest_holds(fullest_holds)
 # %% [markdown]
 # **2.** To clip gradients, owners need the **global norm**: the root of the sum of *all* gradients'
 # squares. Write `clipped(owned, limit)`, where `owned` maps each device to the list of its
-# gradients. If the global norm is over the limit, multiply every gradient by limit / norm. Return a
-# dictionary of the same form. Only single numbers may leave a device.
+# gradients. If the global norm is over the limit, multiply every gradient by limit / norm. Return
+# the same kind of dictionary. Only single numbers may leave a device.
 
 # %% tags=["exercise"]
 def clipped(owned, limit):  # runs in a graph: tf.minimum or tf.where instead of if
