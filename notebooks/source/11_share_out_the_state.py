@@ -145,9 +145,7 @@ for device in plan.devices:
 # ## A step by hand
 #
 # `scores` computes our network from a list of weights. `fetch` brings a weight to a device. The
-# devices of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU would receive.
-# `tower_once` fetches all weights to its device, and computes the gradients of its shard of the
-# batch. Fetching all weights to all devices is an **all-gather**:
+# devices of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU would receive:
 
 # %%
 def scores(weights, h):
@@ -155,11 +153,15 @@ def scores(weights, h):
         h = tf.nn.relu(h @ weight)
     return h @ weights[-1]
 
-# %%
+
 def fetch(weight, device):
     read = tf.convert_to_tensor(weight)
     mine = devices.short(weight.value.device) == devices.short(device)
     return read if mine else tf.raw_ops.Snapshot(input=read)
+
+# %% [markdown]
+# A tower fetches all weights to its device, and computes the gradients of its shard of the batch.
+# Fetching all weights to all devices is an **all-gather**:
 
 # %%
 def tower_once(state, device, x, y):
@@ -373,6 +375,6 @@ checks.clipped(clipped)
 # ## In practice
 #
 # Begin with `state="owners"`, and take `state="host"` if that is not enough. If the weights
-# together do not fit on one GPU, split the model.
+# do not fit on one GPU, split the model.
 #
 # Next: [[next]].
