@@ -1,16 +1,15 @@
 # %% [markdown]
 # # Share out the state
 #
-# Your model fits on a GPU, but its training does not. A parameter needs 4 bytes for its weight, 4
-# for its gradient and 8 for Adam's two numbers. To share the batch over more GPUs does not help,
-# because at least one of them still holds all 16.
+# Your model fits on a GPU, but its training does not. Each parameter takes 16 bytes: 4 for its
+# weight, 4 for its gradient and 8 for its **slots**, the two numbers that Adam keeps. Sharing the
+# batch does not help: the device that updates the weights still holds all 16.
 #
-# **In this lesson** one line gives each weight an owner among the devices. Between two steps only
-# the owner keeps the weight and Adam's numbers for it. So each of two devices keeps about 6 bytes a
-# parameter, and none keeps all 4 + 8 = 12. The model trains as on one device.
+# **In this lesson** one line gives each weight an owner among the devices. Between two steps, only
+# the owner keeps the weight and its slots. Our network of 39.5 MB takes 20.5 MB on one device
+# and 18.9 MB on the other, and trains as before. With four weights, A to D:
 #
-# ![Each device owns some of the weights and fetches the others in a
-# step.](pictures/11_owners.svg)
+# ![Each device owns some of the weights and fetches the others in a step.](pictures/11_owners.svg)
 #
 # This is **sharded state**, as in DeepSpeed's **ZeRO** and PyTorch's **FSDP**.
 #
@@ -23,8 +22,7 @@
 # model = fit.use(model, plan, state="owners")  # with one GPU: state="host"
 # ```
 #
-# `fit.use` takes any built model. With `state="host"`, the host keeps the weights and Adam's
-# numbers.
+# `fit.use` takes any built model. `state="host"` makes the host own all weights.
 #
 # **You need** [[09]] and [[07]].
 
@@ -51,9 +49,9 @@ from mgpu_helpers.lessons.state import apart, at_rest, share_of_weights, show, s
 # %% [markdown]
 # ## Try it
 #
-# Our network has thirteen dense layers, and each has one weight: a matrix of parameters. Adam's two
-# numbers for a parameter are its **slots**. We train on one device, and then on all, without owners
-# and with them. `show` prints the losses, and what each device keeps between steps:
+# Our network has thirteen dense layers without biases, so each has one weight: a matrix of
+# parameters. We train on one device, and then on all, without owners and with them. `show` prints
+# the losses, and what each device keeps between two steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -84,48 +82,33 @@ for name, model in models.items():
     print(name)
     show(model, model.fit(**train))
 
+# %% [markdown]
+# The losses agree, and with owners each device keeps about half.
+#
+# Within a step, gradients and activations come on top. `show_step` prints the most that each device
+# holds, and what crosses:
+
 # %% tags=["nbval-ignore-output"]
 for name, model in models.items():
     print(name)
     show_step(model, trace.fit_step(model, (x, y)))
 
 # %% [markdown]
-# The losses agree. Without owners `fit.use` keeps all on the first device, and the others fetch
-# weights from it. With owners each device keeps about half. `show_step` traces a step, in which
-# gradients and activations come on top, and on a GPU also the copies of fetched weights. So the
-# fullest device saves at most about half there. As much crosses as without owners: each weight and
-# each gradient once.
+# With owners the fullest device holds about half as much. As much crosses as without owners: each
+# weight and each gradient once. On a GPU you save less, because fetched weights are copies there.
 #
 # | | |
 # |---|---|
 # | **Use it when** | weights, gradients and slots are most of what a step holds ([[09]]) |
-# | **It costs** | all weights and all gradients cross between devices in each step |
+# | **It costs** | all weights and all gradients cross in each step |
 # | **Instead** | recompute activations, if they are most ([[10]]) |
-#
-# ## Count first
-#
-# ZeRO ([Rajbhandari, 2020](../docs/sources.md#zero)) has three stages, which are not parts of a
-# model: stage 1 shares out the slots over n devices, stage 2 also the gradients, stage 3 also the
-# weights. Stage 0 stands for replicas. How many bytes does a device then hold for a parameter?
-
-# %%
-def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
-    return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
-
-
-print("stage    0     1     2     3")
-for n in [2, 4, 8]:
-    print(f"n = {n}", *[f"{sum(parts(n, stage)):5.1f}" for stage in range(4)])
-
-# %% [markdown]
-# `state="owners"` keeps between two steps what stage 3 keeps. Within a step it holds more, because
-# a device keeps each copy until the backward pass has used it.
 #
 # ## Owners by hand
 #
-# `owners` goes through the weights, the largest first, and gives each to the device with the fewest
-# parameters so far. `begin` makes each weight on its owner, with an Adam for it alone. `at_rest`
-# adds up the bytes on each device:
+# Weights and slots take 12 bytes a parameter, so each of two devices should keep about 6. `owners`
+# goes through the weights, the largest first, and gives each to the device with the fewest
+# parameters so far. `begin` makes each weight on its owner, with an Adam for it alone, so that its
+# slots are there too. `at_rest` adds up the bytes on each device:
 
 # %%
 def owners(sizes, places):
@@ -157,14 +140,12 @@ for device in plan.devices:
     print(f"{device}  {held[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# The shares are not quite equal, because each weight stays whole. ZeRO and FSDP cut every weight.
+# The shares are not equal, because a weight stays whole. ZeRO and FSDP cut every weight.
 #
 # ## A step by hand
 #
-# `scores` computes our network from a list of weights. Each device fetches the weights of the other
-# owners, until it has all. This is an **all-gather**. In `cores` mode all devices share one memory,
-# so `Snapshot` makes the copy that a GPU would receive. A **tower** computes the gradients of its
-# device's shard of the batch:
+# `scores` computes our network from a list of weights. `fetch` brings a weight to a device. The
+# devices of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU would receive:
 
 # %%
 def scores(weights, h):
@@ -172,11 +153,15 @@ def scores(weights, h):
         h = tf.nn.relu(h @ weight)
     return h @ weights[-1]
 
-# %%
+
 def fetch(weight, device):
     read = tf.convert_to_tensor(weight)
     mine = devices.short(weight.value.device) == devices.short(device)
     return read if mine else tf.raw_ops.Snapshot(input=read)
+
+# %% [markdown]
+# A tower fetches all weights to its device, and computes the gradients of its shard of the batch.
+# Fetching all weights to all devices is an **all-gather**:
 
 # %%
 def tower_once(state, device, x, y):
@@ -188,8 +173,8 @@ def tower_once(state, device, x, y):
         return tape.gradient(value, weights)
 
 # %% [markdown]
-# At the end, all gradients of a weight go to its owner, which takes their mean and updates the
-# weight. Each device receives only its own part of the gradients: a **reduce-scatter**.
+# At the end, the gradients of a weight go to its owner, which takes their mean and updates the
+# weight. So each device receives only gradients of its own weights: a **reduce-scatter**.
 
 # %%
 def update(entry, gradients):
@@ -207,16 +192,16 @@ def train_step(state, places, x, y, tower=tower_once, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# ZeRO's stage 3 and FSDP do not keep copies that long. They fetch a layer's weight just before the
-# layer is computed, drop it, and fetch it again for the backward pass. Of four layers, the owner of
-# A and C then holds:
+# `tower_once` fetches every weight at its start, so for a time each device holds all. ZeRO's last
+# stage and FSDP avoid that. They fetch a layer's weight just before the layer is computed, drop it,
+# and fetch it again for the backward pass. With four layers, the owner of A and C then holds:
 #
 # ![Fetched once, a copy stays until the backward pass has used it; layer by layer, there is one at
 # a time.](pictures/11_one_copy.svg)
 #
-# `fit.use` does not offer this. TensorFlow starts an operation as soon as its inputs are there, so
-# `fetch_after` waits for a tensor `after`, such as the layer's input. A `GradientTape` would keep
-# all copies, so `layer_by_layer` has its own backward pass, which fetches each weight again:
+# `fit.use` does not offer this. TensorFlow would fetch all weights at once, so `fetch_after` waits
+# for another tensor, such as the layer's input. A `GradientTape` would keep all copies, so
+# `layer_by_layer` has a backward pass of its own, which fetches each weight again:
 
 # %%
 def fetch_after(after, weight, device):
@@ -252,9 +237,8 @@ print("training changed the weights:", apart(of_one, start) > 1e-3)
 # %% [markdown]
 # ## What crosses, and what a device holds
 #
-# We trace both steps, and one in which the first device owns all weights. P stands for the bytes of
-# all weights. The chart shows the weights that the first device holds, each time a copy comes or
-# goes:
+# Let P be the bytes of all weights. We trace both steps, and one in which the first device owns
+# everything. The chart shows the weights on this device, as copies come and go:
 
 # %%
 cases = {"one owner": (all_on_first, tower_once), "fetched once": (owner, tower_once),
@@ -271,9 +255,10 @@ for name, (of_case, tower) in cases.items():
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# Fetched once, own weights and copies add up to all weights when the backward pass begins. Layer by
-# layer, a device holds its own weights and one copy. For that each weight crosses twice, except the
-# first: nothing uses the gradient of the images, so TensorFlow leaves out its copy.
+# Fetched once, each weight and each gradient crosses once: 2 P. When the backward pass begins, the
+# device holds all weights. Layer by layer, it holds its own and one copy, but each weight crosses
+# twice. With the gradients that would be 3 P, but the first layer needs no second copy: nothing
+# uses the gradient of the images.
 #
 # ## Break it
 #
@@ -295,20 +280,39 @@ for name, weights in [("start", start), ("mean", of_two), ("one by one", mixed)]
 # The loss falls even further, because Adam made twice as many updates. Only the comparison with one
 # device reveals the mistake.
 #
+# ## The stages of ZeRO
+#
+# [ZeRO](../docs/sources.md#zero) shares out a parameter's 16 bytes in three stages. Stage 1 shares
+# the slots over n devices, stage 2 also the gradients, stage 3 also the weights, and stage 0
+# nothing. How many bytes does each device hold?
+
+# %%
+def parts(n, stage, sizes=(4, 4, 8)):  # of the weight, the gradient and the slots
+    return [size / n if stage >= since else size for size, since in zip(sizes, [3, 2, 1])]
+
+
+print("stage    0     1     2     3")
+for n in [2, 4, 8]:
+    print(f"n = {n}", *[f"{sum(parts(n, stage)):5.1f}" for stage in range(4)])
+
+# %% [markdown]
+# Between two steps our devices are at stage 3: its 8 bytes for n = 2 are our 6, and 2 for the
+# gradient.
+#
 # ## On GPUs
 #
-# > With a billion parameters P is 4 GB, so two GPUs exchange 2P = 8 GB in each step. Over a link of
-# > 10 GB/s that takes up to 0.8 s, so take a batch whose step computes for longer.
+# > With a billion parameters P is 4 GB, so two GPUs exchange 8 GB in each step. Over a link of 10
+# > GB/s that takes up to 0.8 s, so take a batch whose step computes for longer.
 # >
-# > If weights and slots together do not fit on one GPU, call `compile` after `fit.use`, so that
-# > each owner makes its slots.
+# > If weights and slots do not fit on one GPU, call `compile` after `fit.use`, so that each owner
+# > makes its slots.
 #
 # ## On your own
 #
 # **1.** Write `fullest_holds(sizes, n, stage)`: the bytes of weights, gradients and slots on the
-# fullest of n devices. `sizes` lists how many float32 numbers each weight has, and Adam trains.
-# What a stage shares out stays with the weight's owner, whom `owners` chooses. Every device holds
-# the rest.
+# fullest of n devices. `sizes` lists how many float32 numbers each weight has, and
+# `owners(sizes, range(n))` gives the owners. What a stage shares out lies only with the owner of
+# its weight. Every device holds the rest.
 
 # %% tags=["exercise"]
 def fullest_holds(sizes, n, stage):
@@ -327,10 +331,10 @@ def fullest_holds(sizes, n, stage):
 checks.fullest_holds(fullest_holds)
 
 # %% [markdown]
-# **2.** Owners clip by the **global norm**, the root of the sum of *all* gradients' squares. Write
-# `clipped(owned, limit)`, where `owned` is a dictionary from each device to the list of its
-# gradients. If the global norm is over the limit, multiply every gradient by limit / norm. Return a
-# dictionary of the same form. Only single numbers may leave a device.
+# **2.** To clip gradients, owners need the **global norm**: the root of the sum of *all* gradients'
+# squares. Write `clipped(owned, limit)`, where `owned` maps each device to the list of its
+# gradients. If the global norm is over the limit, multiply every gradient by limit / norm. Return
+# the same kind of dictionary. Only single numbers may leave a device.
 
 # %% tags=["exercise"]
 def clipped(owned, limit):  # runs in a graph: tf.minimum or tf.where instead of if
@@ -364,13 +368,13 @@ checks.clipped(clipped)
 #
 # ## Compared with other ways
 #
-# With owners the fullest device keeps half as much of the small Transformer of [[01]]:
+# With owners, a device keeps half of the small Transformer of [[01]]:
 #
 # [[ways: 00 01]]
 #
 # ## In practice
 #
 # Begin with `state="owners"`, and take `state="host"` if that is not enough. If the weights
-# together do not fit on one GPU, split the model. `fit.alone(model)` moves the weights back.
+# do not fit on one GPU, split the model.
 #
 # Next: [[next]].

@@ -2,18 +2,18 @@
 # # Split a layer
 #
 # One layer of your model is too large for a GPU. In VGG16, the layer `fc1` has 103 of 138 million
-# weights. Wherever you cut *between* layers ([[12]]), one GPU has to keep all of `fc1`.
+# parameters. Wherever you cut *between* layers ([[12]]), one GPU has to keep all of `fc1`.
 #
-# **In this lesson** two devices share every large layer of a network and work on it at the same
-# time, and its weights after training are those of one device. Each keeps at most 11.3 MB, where a
-# cut between layers leaves 19.3 MB on one of them.
+# **In this lesson** one option splits the two largest layers of a network, and two devices work on
+# them at the same time. The weights after training are those of one device. Each device keeps at
+# most 11.3 MB, where a cut between layers leaves 19.3 MB on one of them.
 #
 # ![Two devices, each with half of the columns of A and half of the rows of
 # B.](pictures/14_pair.svg)
 #
 # A and B are the kernels of two successive layers, here `fc1` and `fc2`. Each device multiplies the
-# input x by its columns of A, applies relu, and multiplies by its rows of B. Then the results are
-# added up. This is **tensor parallelism**, with the cut of
+# input x by its columns of A, applies relu, and multiplies by its rows of B. Then the first device
+# adds up the results. This is **tensor parallelism**, with the cut of
 # [Megatron-LM](../docs/sources.md#megatron) (2019).
 #
 # ## The lines to paste
@@ -29,8 +29,8 @@
 # model.compile(...)  # then fit as before
 # ```
 #
-# In a Transformer, `layers="auto"` finds what to cut, and splits attention by heads ([Parts of
-# layers](../docs/parts_of_layers.md)).
+# Name your own layers. In a Transformer, `layers="auto"` finds what to cut, and splits attention by
+# heads ([Parts of layers](../docs/parts_of_layers.md)).
 #
 # **You need** [[09]] and [[12]].
 
@@ -58,7 +58,7 @@ x, y = digits.load(512)
 # %% [markdown]
 # ## One layer is too large
 #
-# How much does each layer of our network keep, with the two numbers that Adam adds to every weight?
+# How much does each layer of our network keep, at 12 bytes a parameter, 8 of them for Adam?
 
 # %%
 def network():
@@ -79,8 +79,8 @@ for layer in network().layers:
 #
 # ## Split it
 #
-# `layers=` maps layer names to the way to cut. We call `fc1` and `fc2` a **pair**. All other layers
-# stay on the first device. Where are the pair's weights now?
+# We cut `fc1` and `fc2`, together a **pair**. All other layers stay on the first device. Where are
+# the pair's weights now?
 
 # %%
 where = {"fc1": "columns", "fc2": "rows"}
@@ -93,13 +93,14 @@ for name in where:
         print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %% [markdown]
-# Each device has half of the columns of `fc1`, and half of the rows of `fc2`.
+# Each device has half of the columns of `fc1`, and half of the rows of `fc2`. Only the bias of
+# `fc2` is whole, on the first device.
 #
 # ## Why the parts add up
 #
-# A pair computes relu(x · A) · B. Column k of A makes number k of relu(x · A), which only row k of
-# B multiplies. So a device with some columns of A, and the same rows of B, computes its part of the
-# sum alone. A small pair shows it:
+# A pair computes relu(x · A) · B. Number k of relu(x · A) needs only column k of A, and is then
+# multiplied only by row k of B. So a device with some columns of A, and the same rows of B,
+# computes its part of the sum alone. A small pair shows it:
 
 # %%
 batch, a, b = [np.random.default_rng(17).normal(size=n) for n in ([8, 6], [6, 10], [10, 6])]
@@ -118,12 +119,13 @@ print("the halves add up to the whole:", np.allclose(added, block(batch, a, b)))
 #
 # ## What it saves, and what crosses
 #
-# No weight crosses, because each device updates its own. Forward, the pair's input goes to every
-# device but the first, and their parts of the result come back. Backward, the gradients of both go
-# the other way. So on n devices a pair sends 2 (n − 1) times the bytes of its input and result.
+# No weight crosses, because each device updates its own. In the forward pass, the pair's input goes
+# to every device but the first, and each of them sends back its part of the result. In the backward
+# pass, the gradients of both go the opposite way. So on n devices a pair sends 2 (n − 1) times the
+# bytes of its input and result.
 #
 # We compare this with one device, and with a cut between layers, `stages=2`. The blocks around
-# `compile` are for cores. On GPUs your code needs none:
+# `compile` are for `cores` mode only:
 
 # %%
 with tf.device(first):
@@ -147,8 +149,8 @@ each_image = (1568 + 256) * 4  # bytes of what goes into the pair, and of what c
 print(f"inside layers, by the rule: {2 * (len(two) - 1) * 512 * each_image:,} bytes")
 
 # %% [markdown]
-# The cut between layers is behind `fc1`, where 1024 numbers of each image cross, and their
-# gradients come back. It sends less, but only the cut inside layers leaves half on each device.
+# The cut between layers is behind `fc1`. There 1024 numbers of each image cross, and as many
+# gradients come back. That is less, but only the cut inside layers leaves half on each device.
 #
 # When does each device work?
 
@@ -157,10 +159,10 @@ drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Two rows of a device are two operations at a time, and grey is a wait of the whole device. Between
-# layers, the device with `fc1` is busy, and the other one mostly waits. Inside layers, both work on
-# the pair. The dotted lines are its two sums, one in each pass. The gain in time is small, because
-# one device alone already uses both cores in the backward pass.
+# Where a device has two rows, two operations ran at a time, and grey is a wait of the whole device.
+# Between layers, the device with `fc1` is busy, and the other one mostly waits. Inside layers, both
+# work on the pair. The dotted lines are its two sums, one in each pass. The gain in time is small,
+# because one device alone already uses both cores in the backward pass.
 #
 # | | |
 # |---|---|
@@ -194,8 +196,8 @@ print("training moved every kernel and bias by over 0.0005:", moved > 0.0005)
 # %% [markdown]
 # ## Break it
 #
-# Suppose that you split a pair by hand and give both parts a bias for the result, at first zero.
-# Write down what you expect of the outputs and the gradients:
+# Suppose that you split a pair by hand, and give each part a bias of its own, at first zero. Write
+# down what you expect of the outputs and the gradients:
 
 # %%
 bias, left, right = [tf.Variable(np.zeros(6)) for _ in range(3)]
@@ -211,18 +213,18 @@ for own in (left, right):
 
 # %% [markdown]
 # The outputs are equal, but each bias gets the whole gradient, so their sum learns twice as fast.
-# Only a comparison after a step catches this. `fit.use` makes one bias, on the first device.
+# Only a comparison after a step catches this.
 #
 # ## On GPUs
 #
-# A split saves time if moving the data takes less than the computing that it saves. On two
-# devices, for each example, with m numbers in the pair's input and result, and h columns in A:
+# A split saves time if moving the data takes less time than the computing that it saves. Take two
+# devices and one example. Let A have h columns, and the pair's input and result together m numbers.
 #
-# - The pair has h m weights. Each multiplies and adds once forward and twice for gradients, so half
-#   of 6 h m operations move to the second device.
-# - The transfers are 8 m bytes.
+# - The pair has h m parameters. Each multiplies and adds once forward, and twice for gradients: 6
+#   operations. Half of these 6 h m move to the second device.
+# - By the rule above, 2 m numbers cross: 8 m bytes.
 #
-# So the split pays if **h > 8/3 · operations a second / bytes a second**. At 10 TFLOP/s, and 12
+# So the split pays if **h > 8/3 · operations a second / bytes a second**. With 10 TFLOP/s, and 12
 # GB/s over PCIe, h has to be over 2,222, so VGG16 gains with its 4096. All transfers pass the first
 # GPU, so with more GPUs h has to be larger: take two to four.
 #
@@ -230,7 +232,7 @@ for own in (left, right):
 #
 # **1.** Many language models have a gated pair: (silu(x · G) ∗ (x · U)) · D. Here ∗ and silu work
 # number by number, as relu does. Write `gated(g, u, d, n)`, which returns a triple for each of n
-# devices, with an n-th of each matrix. Their outputs have to add up to that of the whole.
+# devices, with an n-th of each NumPy matrix. Their outputs have to add up to that of the whole.
 
 # %% tags=["exercise"]
 def gated(g, u, d, n):
@@ -247,14 +249,14 @@ def gated(g, u, d, n):
 checks.gated(gated)
 
 # %% [markdown]
-# **2.** The output layer of a language model has a column for each word. Split by columns, it
-# leaves each `logits[i]` on another device, with the scores of an equal share of the classes, in
+# **2.** The output layer of a language model has a column for each word. Split by columns, it makes
+# a list `logits`: `logits[i]`, on device i, has the scores of an equal share of the words, in
 # order. Write `losses(logits, y)`, the cross entropy of each example: the log of the sum of
-# exp(score) over all classes, less the score of class `y`. At most 16 bytes for each example may
-# leave a device.
+# exp(score) over all words, less the score of word `y`. At most 16 bytes for each example may leave
+# a device.
 #
-# `tf.reduce_logsumexp` returns the log of such a sum, also for scores of 1000. The score of class
-# `y` is on one device only; `tf.one_hot` of a class outside its range is all zeros.
+# `tf.reduce_logsumexp` returns such a log, also for scores of 1000. The score of word `y` is on one
+# device only; `tf.one_hot` of a number outside its range is all zeros.
 
 # %% tags=["exercise"]
 def losses(logits, y):
