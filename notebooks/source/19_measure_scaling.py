@@ -104,7 +104,7 @@ strong = {b: timing.Comparison(took[1, most * b], took[most, most * b], names)
 print(f"{most * many} images a step:", strong[many])
 
 # %% [markdown]
-# Each pair of runs gives a ratio of two times, and the line gives the median of the fifteen. How
+# Each pair of runs gives a ratio of two times, and the line gives the median of all fifteen. How
 # much of it is chance? The brackets hold a **confidence interval**: the median of far more pairs
 # would be inside in at least nine of ten cases. If the brackets contain 1, the line says "cannot be
 # told apart". The faster way is named first.
@@ -203,9 +203,9 @@ print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, st
 # ## Break it
 #
 # Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
-# updates. On eight devices a batch of 16 grows to 128. We keep the learning rate, and then take
-# eight times that. Which share of unseen digits does a small network recognize after four passes?
-# Write down what you expect:
+# updates. On eight devices a batch of 16 grows to 128. We first keep the learning rate, and then
+# take eight times that. Which share of unseen digits does a small network recognize after four
+# passes? Write down what you expect:
 
 # %%
 images, labels = digits.load()
