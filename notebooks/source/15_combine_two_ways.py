@@ -182,9 +182,10 @@ for name, (one, other) in {"a": of_a, "b": of_b}.items():
 # ## Proof
 #
 # Do two rows train what one device trains? We compare the weights after two steps of `fit`, in
-# float64, where rounding hides no mistake. Batches of 99 and 51 images make the shares unequal.
+# float64. Batches of 99 and 51 images make the shares unequal.
 #
-# In place of stages, a row can have parts of layers ([[14]]). Below, `"row": 2` means two devices
+# In place of stages, a row can have parts of layers ([[14]]);
+# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines both. Below, `"row": 2` means two devices
 # in a row of the grid, but `columns` and `rows` are those of a layer's weights:
 
 # %%
@@ -285,7 +286,7 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 # | | |
 # |---|---|
 # | **Use it when** | a model needs several devices, and you have at least twice as many |
-# | **It costs** | the bytes that cross, [compared](../docs/layouts.md#what-each-costs) with all ways |
+# | **It costs** | what crosses, [compared](../docs/layouts.md#what-each-costs) with all ways |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
 # | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
