@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Combine two ways
 #
-# One GPU cannot hold your model, and you have four. If two of them train it in two stages ([[12]]),
-# the other two do nothing.
+# One GPU cannot hold your model, and you have four. If two train it in two stages ([[12]]), the
+# other two do nothing.
 #
-# **In this lesson** one line arranges four devices in two rows. Each row computes the whole model
-# in two stages, and the rows share the batch. A **column** is one stage in all rows. In a step of
-# the network below with 1024 images, this crosses:
+# **In this lesson** one line puts all four to work, in two rows. Each row has both stages of the
+# model, and half of the batch:
 #
 # ![Four devices in a grid. Thin arrows within the rows: activations and gradients, 2.1 MB. Thick
 # arrows between them: weights and gradients, 10.1 MB.](pictures/15_grid.svg)
 #
-# In many servers some links between GPUs are faster than others, and belong where most bytes cross.
-# The line to paste:
+# Row 0 keeps the weights. In each step row 1 reads them, and sends their gradients back. A step of
+# our network with 1024 images holds about 33.4 MB on one device, and 10.8 MB on the fullest of
+# these four. The bytes on the arrows are the price. The line to paste:
 #
 # ```python
 # plan = devices.setup()
@@ -74,8 +74,8 @@ def traced(model, batch=1024):
         return trace.fit_step(model, (images[:batch], labels[:batch]))
 
 # %% [markdown]
-# We train it in two stages, on two devices and then on four. To see which devices work, we trace a
-# step and add up the bytes that the matrix products of the forward pass make:
+# We train it in two stages, first on two devices and then on four. To see which work, we trace a
+# step, and add up the bytes that the matrix products of the forward pass make:
 
 # %%
 for where in (plan.devices[:2], plan):
@@ -87,12 +87,11 @@ for where in (plan.devices[:2], plan):
         print(f"  {device} {sum(op.bytes for op in products if op.device == device):9,} bytes")
 
 # %% [markdown]
-# On four devices each computes half as much, because its row has half the images. Rows that share
-# the batch are **data parallelism**, stages are **model parallelism**, and the grid is a **device
-# mesh**.
+# In the first step two devices do nothing. In the second each device computes half as much, because
+# its row has half of the images. Rows that share the batch are **data parallelism**, stages are
+# **model parallelism**, and the grid is a **device mesh**.
 #
-# Here is the step on four devices. `F` is a stage's forward pass, and `B` its backward pass. The 0
-# numbers the piece ([[13]]), and here there is only one:
+# When does each device work? `F0` is a stage's forward pass, and `B0` its backward pass:
 
 # %% tags=["varies", "cover"]
 ax = charts.pipeline(step)
@@ -103,8 +102,8 @@ plt.show()
 
 # %% [markdown]
 # Both rows work at the same time. Within a row the stages take turns, so each device is idle about
-# half of the time. The first stage goes back a little early: it gets its gradient before the second
-# has computed those of all its weights. The times say nothing about GPUs.
+# half the time; `pieces=4` would help ([[13]]). The first stage's `B0` begins before the second's
+# ends, because it waits only for the gradient at the cut. The times say nothing about GPUs.
 #
 # Which devices hold the weights?
 
@@ -113,16 +112,16 @@ for device, size in at_rest(model.weights).items():
     print(f"{device}  {size:9,} bytes of weights")
 
 # %% [markdown]
-# Only row 0 does. In each step row 1 reads the weights there, and sends their gradients back.
+# Only those of row 0.
 #
 # ## By hand
 #
-# The first stage multiplies by `a`, which is 2, and the second by `b`, which is 3. The batch is 1,
-# 2, 3 and 4, and the loss is the mean of the outputs. The mean of the batch is 2.5, so the gradient
-# of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
+# In the smallest such model, the first stage multiplies by `a`, which is 2, and the second by `b`,
+# which is 3. The batch is 1, 2, 3 and 4, and the loss is the mean of the outputs. The mean of the
+# batch is 2.5, so the gradient of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
 #
-# `fit.use` keeps one copy, in row 0. By hand it is simpler to give each row a copy of both weights,
-# and half of the batch:
+# `fit.use` keeps one copy of the weights. By hand it is simpler to give each row a copy, and half
+# of the batch:
 
 # %%
 grid = [plan.devices[:2], plan.devices[2:4]]
@@ -159,7 +158,7 @@ def gradients(row, pair, x):
 
 # %% [markdown]
 # Between the rows the gradients are added up, and both copies of a weight move by their sum.
-# `added` names the weights for which this is done:
+# `added` says which, so that we can leave one out later:
 
 # %%
 def take_step(copies, added=("a", "b")):
@@ -183,11 +182,11 @@ for name, (one, other) in {"a": of_a, "b": of_b}.items():
 # ## Proof
 #
 # Do two rows train what one device trains? We compare the weights after two steps of `fit`, in
-# float64, where rounding hides no mistake. The batches have 99 and 51 images, so the shares are
-# unequal.
+# float64. Batches of 99 and 51 images make the shares unequal.
 #
-# A row can also have parts of layers ([[14]]). Below, `columns` and `rows` are those of a layer's
-# weights, and `"row": 2` means two devices in a row of the grid:
+# In place of stages, a row can have parts of layers ([[14]]);
+# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines both. Below, `"row": 2` means two devices
+# in a row of the grid, but `columns` and `rows` are those of a layer's weights:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -213,7 +212,7 @@ keras.config.set_dtype_policy("float32")
 # %% [markdown]
 # ## What crosses
 #
-# `crossed` adds up the bytes that cross in a step:
+# `crossed` traces a step, and adds up the bytes that cross within rows and between them:
 
 # %%
 def crossed(model, batch):
@@ -235,19 +234,21 @@ print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} by
 
 # %% [markdown]
 # **Within the rows activations cross, and they grow with the batch.** At the cut each image has 256
-# numbers of 4 bytes, and as many come back as gradients. Parts of layers send four times as much.
+# numbers of 4 bytes, and as many come back as gradients. Parts of layers send four times as much:
+# two blocks have an input and a result each.
 #
 # **Between the rows weights and gradients cross, and they do not grow with the batch.** The few
 # other bytes are the scores, from which the first row computes the loss, and their gradients.
 #
-# So with two stages the fast links belong between the rows. With parts of layers and a batch of
-# 2048, twice 8.4 MB would cross within the rows, and the fast links would belong there.
+# If some links are faster, they belong where more crosses. For this model in two stages, that is
+# between the rows. With parts of layers and 2048 images, it would be within the rows, where 16.8 MB
+# would cross.
 #
 # ## Ask first
 #
 # `memory.plan` counts this before you train. For one device, and for each way to train on four, it
-# says roughly what the fullest device holds, and the line to paste. `["norm_1"]`, the layer with
-# which the second stage begins, is the same cut as `stages=2`:
+# says roughly what the fullest device holds, and the line to paste. The second stage begins with
+# the layer `norm_1`, so the last line is what `stages=2` does:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.host):
@@ -260,13 +261,14 @@ for way in [advice.ways[0], *several]:
 print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 
 # %% [markdown]
-# If a device has 12 MB, only two rows of two stages fit. If four devices only share the batch, the
-# first holds 25.1 MB, the weights and all four gradients, 5 MB each.
+# If a device has 12 MB, only the last way fits. If four devices only share the batch, the first
+# holds 25.1 MB: the weights and all four gradients, 5 MB each. Each of four stages sees the whole
+# batch, so one holds 17.8 MB.
 #
 # ## Break it
 #
 # Your own loop forgets one sum: each row updates its copy of `b` by its own gradient. Write down
-# what you expect of the loss and of the weights:
+# what you expect of the loss and the weights:
 
 # %%
 for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
@@ -278,29 +280,28 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 
 # %% [markdown]
 # The loss falls in both cases, and no error says that the rows now train two models. If your own
-# loop keeps a copy in each row, compare the copies after a step. With `fit.use`, the rows of a
-# process read one copy and cannot drift apart.
+# loop keeps a copy in each row, compare the copies after a step. With `fit.use`, the rows read one
+# copy and cannot drift apart.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model needs several devices, and you have at least twice as many |
-# | **It costs** | activations cross within the rows, weights and gradients between them |
+# | **It costs** | what crosses, [compared](../docs/layouts.md#what-each-costs) with all ways |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
-# | **Compared** | [with all ways](../docs/layouts.md#what-each-costs) |
 # | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #
 # `nvidia-smi topo -m` prints which GPUs are connected by NVLink, the fast link. `fit.use` fills the
-# rows in the order of your list: the first two are row 0. A row has stages or parts of layers.
-# [Megatron-LM](https://arxiv.org/abs/2104.04473) can combine both; `fit.use` cannot.
+# rows in the order of your list: the first two devices are row 0. The first and the third are a
+# **column**: they have the same stage.
 #
 # ## On your own
 #
 # **1.** Each of four GPUs has a fast link to one other. `pairs` lists both pairs, as in
-# `[("/GPU:0", "/GPU:1"), ("/GPU:2", "/GPU:3")]`. `within` and `between` are the bytes that cross
-# within rows and between them. Write `in_order`, which returns the list of devices for
-# `fit.use(model, …, stages=2)` with which the larger number crosses the fast links.
+# `[("/GPU:0", "/GPU:1"), ("/GPU:2", "/GPU:3")]`. In a step, `within` bytes cross within rows, and
+# `between` bytes between them. Write `in_order`, which returns the list of devices for
+# `fit.use(model, …, stages=2)`, so that the larger number crosses the fast links.
 
 # %% tags=["exercise"]
 def in_order(pairs, within, between):
@@ -318,8 +319,8 @@ def in_order(pairs, within, between):
 checks.in_order(in_order)
 
 # %% [markdown]
-# **2.** A model in two stages has `weights` bytes of weights. An example has `cut` bytes at the
-# cut, and `rows` rows share a batch of `batch` examples. The first row holds the weights, and the
+# **2.** A model in two stages has `weights` bytes of weights, and an example has `cut` bytes at the
+# cut. `rows` rows share a batch of `batch` examples. The first row holds the weights, and the
 # others read them there. Write `crossing`, which returns the bytes that cross in a step within all
 # rows, and those between rows. Leave the scores out.
 
@@ -341,7 +342,6 @@ checks.crossing(crossing)
 # ## What we saw
 #
 # - In float64, two rows of two devices ended with the weights of one device, to 1e-12.
-# - The gradients of two rows added up to those of the batch, 7.5 and 5.0.
 # - With a batch of 1024, 2,097,152 bytes crossed within rows of stages, and 10,086,480 between.
 #
 # ## In practice

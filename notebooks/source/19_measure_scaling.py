@@ -4,22 +4,8 @@
 # You have trained on one GPU, and now you have two. How many times as fast is `fit`, and how much
 # of that is chance?
 #
-# **In this lesson** you compare one device with several so that the number can be believed, and
-# find out what holds it back. In a note of 2017, quoted below, a step takes 445 ms on one GPU, and
-# 222 ms on four: they are only twice as fast.
-#
-# ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
-# in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
-#
-# In **strong scaling** the global batch stays as it is, so three devices should take a third of the
-# time. In **weak scaling** the per-device batch stays as it is, so three devices should take the
-# same time for three times the images. The dashed lines show these ideal times.
-#
-# The real steps are longer because of the grey **fixed part**: it does not shrink with the batch,
-# and the exchange of gradients makes it longer. The **efficiency** is the ideal time divided by the
-# real one, here 74 % and 94 %, in made-up numbers.
-#
-# These lines measure strong scaling:
+# **In this lesson** you measure it, and find out what holds it back. These lines compare one GPU
+# with two:
 #
 # ```python
 # from mgpu_helpers import timing
@@ -28,8 +14,13 @@
 # print(timing.compare(*ways, warmup=1, repeats=15, names=("one GPU", "two GPUs")))
 # ```
 #
-# `one` is your model without a strategy, and `two` the same model under `fit.strategy`. A call of
-# `fit` takes some time to start, so let `data` have batches for a second or more.
+# `one` is your model without a strategy, and `two` the same model under `fit.strategy`. `fit` takes
+# some time to start, so let `data` last a second or more. On two cores in the place of GPUs, such
+# lines printed:
+#
+# ```
+# 2 devices: 1.43 times as fast as one device (1.37 to 1.49, 15 pairs)
+# ```
 #
 # **You need** [[01]].
 
@@ -57,10 +48,24 @@ entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a Dataset
 
 # %% [markdown]
+# ## Two kinds of scaling
+#
+# In **strong scaling**, which the lines above measure, devices share the batch that one had, so
+# three should take a third of the time. In **weak scaling** each device gets such a batch, so three
+# should take the same time for three times the images. The dashed lines show these ideal times, and
+# the bars a step, in made-up numbers:
+#
+# ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
+# in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
+#
+# The real steps are longer because of the grey **fixed part**: it does not shrink with the batch,
+# and the exchange of gradients makes it longer. The **efficiency** is the ideal time divided by the
+# real one. It is lower in strong scaling, where only the other part of a step gets shorter.
+#
 # ## Try it
 #
-# `build_on(n)` makes a small network on n devices. `ready` repeats one batch from memory, so that
-# no device waits for its input:
+# `build_on(n)` makes a small network on n devices, and `ready` repeats one batch, so that no device
+# waits for input:
 
 # %%
 def build_on(n):
@@ -77,8 +82,9 @@ def ready(images, steps=4):
     return fit.batches(*digits.load(images), batch_size=images).cache().repeat(steps)
 
 # %% [markdown]
-# We use 4 and then 64 images for each device. For strong scaling, one device also gets the whole
-# batch. `timing.several` lets all runs take turns, so that a slow moment hits them alike:
+# We measure both kinds with 4 and with 64 images for each device. Each time there are three runs:
+# one device with its share, one with the whole batch, and all with the whole batch.
+# `timing.several` lets all runs take turns, so that a slow moment hits them alike:
 
 # %%
 most = min(len(plan), plan.cores)  # devices that share a core gain nothing
@@ -98,10 +104,13 @@ strong = {b: timing.Comparison(took[1, most * b], took[most, most * b], names)
 print(f"{most * many} images a step:", strong[many])
 
 # %% [markdown]
-# The line names the faster way first. The number is the median of fifteen ratios, one for each pair
-# of runs. The brackets hold a **confidence interval**: the median of far more pairs would be inside
-# in at least nine of ten cases. If the brackets contain 1, the line says "cannot be told apart".
-# Here are both ways:
+# Each pair of runs gives a ratio of two times, and the line gives the median of all fifteen. How
+# much of it is chance? The brackets hold a **confidence interval**: the median of far more pairs
+# would be inside in at least nine of ten cases. If the brackets contain 1, the line says "cannot be
+# told apart". The faster way is named first.
+#
+# Below, each dot is such a median, with its interval, which is grey if it contains 1. `4 → 8` means
+# 4 images on one device and 8 on two:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 weak = {b: timing.Comparison(took[1, b], took[most, most * b]) for b in (few, many)}
@@ -109,18 +118,15 @@ drawings.speedups({"strong": strong, "weak": weak}, devices=most)
 plt.show()
 
 # %% [markdown]
-# Each line is such an interval. Its median stands at the right. A line that contains 1 would be
-# grey. In weak scaling, `4 → 8` means 4 images on one device and 8 on two.
-#
-# In strong scaling a small batch gains little or loses, because the fixed part takes most of its
-# step. In weak scaling the global batch grows with the devices. This looks better, but one device
-# would gain from a larger batch, too. Only strong scaling shows what the others add.
+# In strong scaling a small batch gains little or loses, because the fixed part fills most of its
+# step. Weak scaling looks better. But one device would gain from the larger batch, too: only strong
+# scaling shows what the others add.
 #
 # ## By hand
 #
 # The **speed-up** is the images a second of n devices, divided by those of one. Divided by n, it is
 # the efficiency. In the [note of 2017](../docs/sources.md#p40) up to eight P40 GPUs share a batch
-# of 10,000 digits:
+# of 10,000 digits, which is strong scaling:
 
 # %%
 alone = published.P40[0].seconds
@@ -130,24 +136,19 @@ for row in published.P40:
           f"efficiency {speedup / n:.0%}")  # fmt: skip
 
 # %% [markdown]
-# Eight GPUs are no faster than four. To see why, split a step into a fixed part f and a rest r,
-# which the GPUs share. One GPU takes f + r = 445 ms, and if f is the same on both, two take f + r/2
-# = 253 ms. The difference, 192 ms, is r/2. So r is 384 ms, and f is 61 ms.
+# To see why eight GPUs are no faster than four, split a step into a fixed part f and a rest r,
+# which the GPUs share. One GPU takes f + r = 445 ms. If f is the same on two, they take f + r/2 =
+# 253 ms. The difference, 192 ms, is r/2. So r is 384 ms, and f is 61 ms.
 #
 # With this f, four GPUs would take 61 + 384/4 = 157 ms, but they take 222. So f grows with the
-# GPUs, as it does if all gradients meet on one of them. A larger batch helps: it makes r longer,
+# GPUs, as it does if one of them collects all gradients. A larger batch helps: it makes r longer,
 # but not f. The note gives no intervals, so 240 and 222 ms may be equal.
-#
-# | | |
-# |---|---|
-# | **Use it when** | you have more devices, or want to ask for some |
-# | **It costs** | a minute of training for each number of devices |
-# | **Instead** | `fit.explain(model, data)` says why one training is slow ([[02]]) |
 #
 # ## How many pairs?
 #
-# We make up a thousand comparisons, in which each time varies by about 10 %. How often is a
-# difference found if there is none, and how often if one way is really 10 % faster?
+# Are fifteen pairs enough? We make up times that vary by about 10 %, so that we know the truth: in
+# a thousand comparisons both ways are equal, and in another thousand one is 10 % faster. How often
+# is a difference found?
 
 # %%
 def found(pairs, gain):
@@ -162,14 +163,14 @@ for pairs in (5, 15, 40):
           f"and in {found(pairs, 1.1):.0%} with a gain of 10%")  # fmt: skip
 
 # %% [markdown]
-# Where no difference is, one is seldom found. But fifteen pairs miss a real gain of 10 % more often
-# than not, and forty nearly always find it. So "cannot be told apart" does not prove that two ways
-# are equal: take more pairs.
+# If there is no difference, one is seldom found. But fifteen pairs miss a real gain of 10 % more
+# often than not, and forty nearly always find it. So "cannot be told apart" does not prove that two
+# ways are equal: take more pairs.
 #
 # ## Proof: the same work
 #
 # A training that does less is faster, too. So we check that four steps on all devices move the
-# weights as one device does, within a thousandth of the move:
+# weights as on one, within a thousandth of the move:
 
 # %%
 start = build_on(1).get_weights()
@@ -202,9 +203,9 @@ print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, st
 # ## Break it
 #
 # Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
-# updates. Here a batch of 16 grows to 128, as on eight devices, first with the old learning rate
-# and then with eight times that. Which share of unseen digits does a small network recognize after
-# four passes? Write down what you expect:
+# updates. On eight devices a batch of 16 grows to 128. We first keep the learning rate, and then
+# take eight times that. Which share of unseen digits does a small network recognize after four
+# passes? Write down what you expect:
 
 # %%
 images, labels = digits.load()
@@ -234,19 +235,23 @@ for batch, rate in [(16, 0.02), (128, 0.02), (128, 0.16)]:
 # With the old rate, the large batch recognizes far fewer digits. Eight times the rate, the **linear
 # scaling rule**, makes up for most of that.
 #
+# | | |
+# |---|---|
+# | **Use it when** | you have more devices, or want to ask for some |
+# | **It costs** | a minute of training for each number of devices |
+# | **Instead** | `fit.explain(model, data)` says why one training is slow ([[02]]) |
+#
 # ## On GPUs
 #
-# Keras compiles the whole step of `one` with XLA, which can make it much faster, and `fit.strategy`
-# compiles that of `two` in parts ([[08]]). Small networks may lose: in [TensorFlow issue
-# 35095](../docs/sources.md) of 2019 two GPUs took 286 s for MNIST, and one took 197 s, both without
-# XLA.
+# Keras compiles the whole step of `one` with XLA, and that of `two` in parts ([[08]]). A small
+# network may be slower on two GPUs even without XLA: in [TensorFlow issue
+# 35095](../docs/sources.md) they took 286 s for MNIST, and one took 197 s.
 #
 # ## On your own
 #
-# **1.** Write `efficiency(seconds, kind)`. `seconds` is a dictionary with the time of a step for
-# some numbers of devices, 1 among them, and `kind` is `"strong"` or `"weak"`. Return a dictionary
-# with the efficiency for each of these numbers, not rounded. `efficiency({1: 8, 2: 5}, "strong")`
-# has 0.8 for 2.
+# **1.** Write `efficiency(seconds, kind)`. `seconds` maps some numbers of devices, 1 among them, to
+# the time of a step, and `kind` is `"strong"` or `"weak"`. Return a dictionary with the efficiency
+# for each of these numbers, not rounded. `efficiency({1: 8, 2: 5}, "strong")` has 0.8 for 2.
 
 # %% tags=["exercise"]
 def efficiency(seconds, kind):
@@ -265,9 +270,9 @@ checks.efficiency(efficiency)
 
 # %% [markdown]
 # **2.** `a` and `b` list the seconds that two ways took in fifteen pairs of runs. Each pair has a
-# ratio, a divided by b, and the brackets go from the fourth smallest of these to the fourth
-# largest. Write `differ(a, b)`, which returns True if both of these ratios are above 1 or both
-# below 1, and False if not. Do not round.
+# ratio, a divided by b, and the brackets go from the fourth smallest ratio to the fourth largest.
+# Write `differ(a, b)`, which returns True if both of these ratios are above 1 or both below 1, and
+# False if not. Do not round.
 
 # %% tags=["exercise"]
 def differ(a, b):
@@ -288,7 +293,6 @@ checks.differ(differ)
 # %% [markdown]
 # ## What we saw
 #
-# - Eight GPUs that shared a batch were no faster than four.
 # - Fifteen pairs of runs found a real gain of 10 % in 42 % of the cases, and forty pairs in 94 %.
 # - Four steps on all devices moved the weights as on one, and fewer steps did not.
 #
