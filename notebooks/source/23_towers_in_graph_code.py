@@ -208,8 +208,8 @@ compare(session)
 # `minimize` adds the operations of the backward pass to the graph. With
 # `colocate_gradients_with_ops` each of them is on the device of its forward operation. Without it
 # all are on the device in whose block `minimize` is called, which is the host here. We trace a step
-# of each, and count the convolutions of the backward pass. A shard has three: two for the gradients
-# of the kernels, and one for that of the second layer's input:
+# without the option and one with it, and count convolutions. A shard goes backward in three: two
+# give the gradients of the kernels, and one that of the second layer's input:
 
 # %%
 for colocate in (False, True):
