@@ -2,25 +2,30 @@
 # # Towers in graph code
 #
 # You inherit a program of 2016 or 2017 that trains on several GPUs. It stops in its first lines,
-# because `tf.placeholder` and `tf.Session` have moved and `tf.contrib` is gone. Some of its other
-# lines still run, but mean something else today.
-#
-# **In this lesson** you run two kinds of such programs on two devices. You find out whether each
-# device does its share, and prove that they train what two lines of today train.
-#
-# ![Joined losses, not colocated: two devices go forward, and the host goes backward. Joined losses,
-# colocated: two devices go forward, the host takes the mean of the losses, and the devices go
-# backward. Towers: each device goes forward and backward, and the host takes the mean of the
-# gradients.](pictures/23_two_kinds.svg)
-#
-# One option, `colocate_gradients_with_ops`, makes the devices of the first kind share the backward
-# pass. Without it each device sends 47.4 MB in a step, and with it 0.1 MB. Both kinds change each
-# weight as these two lines do, but for a part in 10,000:
+# because today's TensorFlow has no `tf.placeholder`, no `tf.Session` and no `tf.contrib`. Two lines
+# of today replace all that it does with its GPUs:
 #
 # ```python
 # fit.use(model, plan)
 # model.fit(x, y)
 # ```
+#
+# **In this lesson** you run two kinds of old programs on two devices, and prove that they train
+# what these lines train. You also find out whether each device does its share. The first kind joins
+# the losses of the devices, and needs an option, `colocate_gradients_with_ops`. Without it the host
+# computes the backward pass, and each device sends it 47.4 MB of activations in a step. With it
+# each device sends 0.1 MB:
+#
+# ![Joined losses, not colocated: two devices go forward, and the host goes backward. Joined losses,
+# colocated: the devices go backward, too. Towers: the devices go forward and backward, and then the
+# host takes the mean of the gradients.](pictures/23_two_kinds.svg)
+#
+# | the old program's | today |
+# |---|---|
+# | trained weights | keep them: `tf.train.load_checkpoint` reads its checkpoint |
+# | network | write it in Keras, and set these weights |
+# | towers, scopes and session | replace them by the two lines |
+# | graph | run it once more, to compare: most calls are in `tensorflow.compat.v1` |
 #
 # **You need** [[00]], which explains a trace, [[04]] and [[07]].
 
@@ -45,7 +50,7 @@ layers = keras.layers
 # %% [markdown]
 # ## Make it start
 #
-# First replace the program's `import tensorflow as tf` by two lines:
+# Replace the program's `import tensorflow as tf` by two lines:
 #
 # ```python
 # import tensorflow.compat.v1 as tf
@@ -53,16 +58,16 @@ layers = keras.layers
 # ```
 #
 # Now it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow, and
-# `tf1` is `tensorflow.compat.v1`. The table says where some of the calls still are ([all of
-# them](../docs/sources.md#calls)) and what replaces them: `tf` is in both modules, `tf1` only in
-# `tf1`, and `gone` in neither:
+# `tf1` is `tensorflow.compat.v1`. The table says which of them still has a call, and what replaces
+# it ([more calls](../docs/sources.md#calls)): `tf` is in both modules, `tf1` only in `tf1`, and
+# `gone` in neither:
 
 # %%
 print(lesson_23.today())
 
 # %% [markdown]
-# When you move calls to today's `tf`, a call may still run and mean something else. The second
-# argument of `dropout` is the share of units to keep in `tf1`, and to drop in `tf`:
+# A call that is in both modules may mean something else today. The second argument of `dropout` is
+# the share of units to keep in `tf1`, and the share to drop in `tf`:
 
 # %%
 ones = tf.ones([100_000])
@@ -113,10 +118,10 @@ def row_losses(x, y):
 
 
 # %% [markdown]
-# `make_parallel` in *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)) and a program
-# for P40 GPUs ([2017](../docs/sources.md#p40)) join the losses: each device computes the losses of
-# its shard, and the program minimizes their mean. Both devices need the same variables. So they use
-# one scope, and `reuse` gives the second device the variables that the first has made there:
+# In `make_parallel` ([2017](../docs/sources.md#make_parallel)) and in a program for P40 GPUs
+# ([2017](../docs/sources.md#p40)) each device computes the losses of its shard, and `minimize` gets
+# the mean of all losses. Both devices need the same variables. So they use one scope, and `reuse`
+# gives the second device the variables that the first has made there:
 
 # %%
 shared = ["shared"] * len(plan)
@@ -184,8 +189,8 @@ fit.use(model, plan)
 history = model.fit(x, y, batch_size=840, epochs=2, verbose=0)
 
 # %% [markdown]
-# For each weight, `apart` divides the largest difference by the largest change in the two steps, as
-# in [[07]]:
+# As in [[07]], `apart` takes each weight's largest difference between the two programs, and divides
+# it by the weight's largest change in the two steps:
 
 # %%
 def compare(session):
@@ -200,11 +205,11 @@ compare(session)
 #
 # ## Does each device do its share?
 #
-# `minimize` makes the operations of the backward pass. With `colocate_gradients_with_ops` each of
-# them is on the device of its forward operation, and without it on the device in whose block
-# `minimize` is called. We trace a step without the option and one with it. The backward pass of a
-# shard has three convolutions: two for the gradients of the kernels, and one for that of the second
-# layer's input:
+# `minimize` adds the operations of the backward pass to the graph. With
+# `colocate_gradients_with_ops` each of them is on the device of its forward operation. Without it
+# all are on the device in whose block `minimize` is called, which is the host here. We trace a step
+# without the option and one with it, and count convolutions. A shard goes backward in three: two
+# give the gradients of the kernels, and one that of the second layer's input:
 
 # %%
 for colocate in (False, True):
@@ -214,13 +219,14 @@ for colocate in (False, True):
     print(f"colocate={colocate}", *lesson_23.backward(step), sep="\n  ")
 
 # %% [markdown]
-# Without the option the host computes the whole backward pass, because `minimize` is called in its
-# block. So the devices share only the forward pass, and send all activations that the backward pass
-# needs. With the option each device goes backward through its own shard, and sends only losses and
-# gradients. The host sends the batch and the weights.
+# Without the option the host computes the whole backward pass. So the devices share only the
+# forward pass, and send all activations that the backward pass needs. With the option each device
+# goes backward through its own shard, and sends only losses and gradients. The host sends the batch
+# and the weights.
 #
-# Both programs that we cite call `minimize` in no block and set the option. Without the option
-# TensorFlow would take the first GPU.
+# TensorFlow's own script `tf_upgrade_v2` renames old calls in a file. But it also removes this
+# option, and says that it is always on. In `tf1`, whose `minimize` the new file calls, the option
+# is off by default. So put it back.
 #
 # ## The second kind: towers
 #
@@ -248,7 +254,8 @@ for _ in range(2):
 compare(session)
 
 # %% [markdown]
-# Here is a step of the towers in a session, and then one of `fit`, each the fastest of ten:
+# Do both devices work in `fit` as they do here? This is a step of the towers in a session, and then
+# one of `fit`, each the fastest of ten:
 
 # %% tags=["varies", "cover"]
 in_session = lesson_23.fastest(lambda: trace.session_step(session, fetches, feed)[1])
@@ -258,8 +265,7 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# In both steps the two devices go forward and backward through their shards at the same time. The
-# pale bars before the long backward bar go back through the pooling and a ReLU.
+# In both steps the two devices go forward and backward through their shards at the same time.
 #
 # ## Break it
 #
@@ -277,23 +283,15 @@ print("variables:", len(weights_of(session)))
 # a model of its own, on its own shard only. A lower loss proves nothing. So count the variables of
 # a program that you inherit.
 #
-# | | graph code in `tf1` |
-# |---|---|
-# | **Use it when** | you need the old program's numbers, to compare a new one with them |
-# | **It costs** | no Keras 3, no new layers, and `tf.contrib` is gone |
-# | **Instead** | a Keras model, `fit.use(model, plan)` and `fit` |
-#
 # ## On GPUs
 #
-# Names such as `/gpu:0` still work, and `plan.devices` has the names of your GPUs. An old program
-# gives its session a `ConfigProto` of its own. Give it `plan.session_config()` instead, so that the
-# session has the devices of the plan.
+# Names such as `/gpu:0` still work, and `plan.devices` has the names of your GPUs. Replace the
+# `ConfigProto` of an old session by `plan.session_config()`, so that it has the plan's devices.
 #
 # ## On your own
 #
-# **1.** An old program may share only some of its weights. You have the names of its variables, as
-# `[v.name for v in graph.get_collection("trainable_variables")]` gives them: `tower_1/conv/k:0` is
-# the weight `conv/k` in the outer scope `tower_1`. Every name has an outer scope. Write
+# **1.** An old program may share only some of its weights. The names of its variables tell you:
+# each begins with an outer scope, and `tower_1/conv/k:0` is the weight `conv/k` in `tower_1`. Write
 # `unshared(names)`, which returns a sorted list of the weights in more than one outer scope: of
 # `["a/k:0", "b/k:0", "a/b:0"]` it is `["k"]`.
 
@@ -344,6 +342,11 @@ checks.hidden(hidden)
 # ## In practice
 #
 # Run the old program with plain SGD and without dropout. Write its network in Keras, give it the
-# old program's weights, and compare two steps, as we did. Then delete the graph.
+# old program's first weights, and compare two steps, as we did. Then delete the graph, and read the
+# trained weights from its checkpoint:
+#
+# ```python
+# tf.train.load_checkpoint(path).get_tensor("shared/k1")
+# ```
 #
 # Next: [[next]].

@@ -2,11 +2,17 @@
 # # Split model in graph code
 #
 # You inherit a program for TensorFlow 1 that cuts a model over two GPUs. It trains, but nobody
-# knows whether it ever used both. One of the two programs in this lesson did not: its first GPU
-# computed no layer.
+# knows whether it ever used both, because its losses are the same on one GPU. Today one line
+# replaces the cut, and trains the same weights to 1e-12:
 #
-# **In this lesson** you trace three ways to cut a model over two devices in graph code. You see
-# which layers each device computes, and how many bytes cross between the devices.
+# ```python
+# fit.use(model, plan, stages=2)
+# ```
+#
+# **In this lesson** you trace three ways to cut a model over two devices in graph code. The first
+# is that of an article of 2017, and its first device computes no layer. The others differ in one
+# option, colocation. You see which layers each device computes, and how many bytes cross between
+# the devices:
 #
 # ![Four boxes for each way: convolutions forward, dense layers forward, dense layers backward,
 # convolutions backward. In the article's way the second device computes all of them and gets the
@@ -15,14 +21,14 @@
 # gets the activations at the cut, 0.5 MB. As many bytes of gradients come back, and 0.06 MB without
 # colocation.](pictures/24_three_ways.svg)
 #
-# All three ways train the same weights, so only the places of their operations tell them apart.
-# Today one line replaces them, and trains the same weights to 1e-12:
+# | in the old program | does it still work? | today |
+# |---|---|---|
+# | a `tf.device` block for each part | yes | `stages=2` |
+# | `colocate_gradients_with_ops=True` | yes, but it is off by default | always on with `stages` |
+# | both devices at once | no: they take turns, then and now | `pieces=4` ([[13]]) |
+# | trained weights | yes: a session or a checkpoint has them | `model.set_weights` |
 #
-# ```python
-# fit.use(model, plan, stages=2)
-# ```
-#
-# **You need** [[12]] and [[23]].
+# **You need** [[12]] and [[23]], which explains graph code.
 
 # %%
 from mgpu_helpers import devices
@@ -87,9 +93,9 @@ def mean_loss(y, scores):
 # device in whose block it is called. These may be two different devices: `split` always makes the
 # kernels of the convolutions on the first device, and computes the convolutions on `conv_on`.
 #
-# `minimize` is called in the second device's block, as in the article. So this device computes the
-# whole backward pass, unless `colocate` is true. Then each operation of the backward pass is
-# **colocated** with its forward operation, on the same device ([[23]]).
+# `minimize` adds the backward pass. It is called in the second device's block, as in the article.
+# So this device computes the whole backward pass, unless `colocate` is true. Then each operation of
+# the backward pass is **colocated** with its forward operation: it is on the same device ([[23]]).
 
 # %%
 def split(conv_on, colocate):
@@ -156,9 +162,9 @@ for name, way in ways.items():
     steps[name] = fastest(lambda: trace.session_step(session, "train", feed)[1])
 
 # %% [markdown]
-# The losses are the same, so nobody notices a difference. Here is a trace of each way, the fastest
-# of ten steps. When a device ran two operations at once, each on a core, their bars have half the
-# height:
+# The losses are the same, so nobody notices a difference. But which device computed what? Here is a
+# trace of each way, the fastest of ten steps. Where a device ran two operations at once, each on a
+# core, their bars have half the height:
 
 # %% tags=["varies", "cover"]
 drawings.steps(steps, line="", devices=pair, dense=True)
@@ -168,13 +174,13 @@ plt.show()
 # In the article's way the first device computes no layer: its thin line is the update of a kernel.
 # In a cut without colocation it only goes forward. With colocation it goes forward and backward
 # through the convolutions, which are most of the work, and the second device computes the dense
-# layers.
+# layers. Even then the two take turns.
 #
 # ## Break it
 #
-# What goes wrong when somebody forgets to colocate? The dense layers need only what `rear` takes:
-# 512 activations of 8 bytes for each of the 128 images, which are 524,288 bytes. Write down how
-# many bytes the first device sends to the second in the cut that is not colocated:
+# Suppose that somebody forgets to colocate. The dense layers need only what `rear` takes: 512
+# activations of 8 bytes for each of the 128 images, which are 524,288 bytes. Write down how many
+# bytes the first device sends to the second in the cut that is not colocated:
 
 # %%
 for name, step in steps.items():
@@ -182,18 +188,23 @@ for name, step in steps.items():
     show_crossing(step)
 
 # %% [markdown]
-# Without colocation, the backward pass of the convolutions is on the second device. It needs the
-# activations of all layers: 12,544 + 3,136 + 3,136 + 784 + 1,568 + 512, times 8 bytes and 128
-# images, are 22,200,320 bytes. Two kernels are the rest. With colocation only the activations at
-# the cut cross, and their gradient comes back. In the article's way the first device only keeps the
-# kernels: they cross, and their gradients come back.
+# With colocation only the activations at the cut cross, and their gradient comes back. Without it
+# the second device goes backward through the convolutions. So it needs the output of each
+# convolution and of each pooling:
+#
+# | layer | numbers of each image | after its pooling |
+# |---|---|---|
+# | first | 28·28·16 = 12,544 | 14·14·16 = 3,136 |
+# | second | 14·14·16 = 3,136 | 7·7·16 = 784 |
+# | third | 7·7·32 = 1,568 | 4·4·32 = 512 |
+#
+# All six, times 8 bytes and 128 images, are 22,200,320 bytes. The second and the third kernel are
+# the rest. In the article's way the first device only keeps the kernels: all three cross, and
+# their gradients come back.
 #
 # On CPU cores the bytes cost little time, because the cores share one memory and nothing is copied.
 # Between GPUs a tensor is copied: on two TitanX the tensorlight notebook measured 23.33 ms a step
 # without `colocate_gradients_with_ops`, and 20.18 ms with it.
-#
-# Even with colocation one device waits while the other works. With `pieces`, `fit.use` lets both
-# work at once ([[13]]).
 #
 # ## Proof
 #
@@ -227,12 +238,6 @@ for name, weights in trained.items():
     print(f"{name}: weights of fit.use to 1e-12:", apart(weights, model.get_weights()) < 1e-12)
 
 # %% [markdown]
-# | | a cut in graph code |
-# |---|---|
-# | **Use it when** | you have to know what an old program did, or to keep it alive |
-# | **It costs** | each device is written by hand, and `compat.v1` gets nothing new |
-# | **Instead** | `fit.use` with `stages` and `pieces` ([[12]], [[13]]) |
-#
 # ## On GPUs
 #
 # When a program names a GPU that your machine lacks, soft placement takes another device and says
@@ -304,7 +309,8 @@ checks.clipped(clipped)
 #
 # ## In practice
 #
-# Run the old program, trace one step, and save the weights before and after three steps. Then write
-# the network in Keras, give it the first weights, add the one line, and compare after three steps.
+# Run the old program, trace a step by `trace.session_step`, and save the weights before and after
+# three steps. Then write the network in Keras, give it the first weights, add the one line, and
+# compare after three steps.
 #
 # Next: [[next]].

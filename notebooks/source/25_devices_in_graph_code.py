@@ -1,22 +1,24 @@
 # %% [markdown]
 # # Devices in graph code
 #
-# You inherit a program of 2017 that trains two graphs, each on a GPU of its own. Either it stops
-# with `is being mapped to multiple devices`, or it runs and prints losses that change. Does it
-# train, and do both GPUs work at once?
-#
-# **In this lesson** you run one that trains nothing, from [Wonik Jang's
-# article](../docs/sources.md#jang). You find out what its loop trains, and mend it, until both
-# graphs train at once. Their weights then agree to 1e-12 with those of this program of today:
+# You inherit a program of 2017 that trains two graphs, each on a GPU of its own. It stops with `is
+# being mapped to multiple devices`. When you have mended this, it runs and prints losses that
+# change. But does it train, and do both GPUs work at once? Today each graph is a Keras model, and
+# each model trains in a thread of its own:
 #
 # ```python
-# with tf.device(device):  # in a thread for each model
+# with tf.device(device):
 #     model.fit(images, labels)
 # ```
 #
-# The program gives each session a GPU by `visible_device_list`. But a process numbers its GPUs only
-# once, and a second list would number them anew: this is [the error](../docs/errors.md#mapped). So
-# all sessions need one list, and each graph is built for a device of it:
+# **In this lesson** you mend such a program, from [Wonik Jang's article](../docs/sources.md#jang),
+# in three steps: its devices, its loop, which trains nothing, and a thread for each graph. Then
+# both graphs train at once, and have the weights of the Keras models to 1e-12.
+#
+# The program gives each session a GPU by a list, `visible_device_list`. TensorFlow numbers the GPUs
+# of a list from 0, so two lists give one name, `/gpu:0`, to two GPUs. This is [the
+# error](../docs/errors.md#mapped). So all sessions need one list, and each graph is built for a
+# device of it:
 #
 # ![Left: two sessions of one process list GPU 0 and GPU 1. Each calls its own GPU number 0, which
 # is an error. Right: the process has one list, and each graph is built for a device of
@@ -49,11 +51,29 @@ from mgpu_helpers.lessons.checks import lesson_25 as checks
 from mgpu_helpers.lessons.state import apart
 
 # %% [markdown]
+# ## What still works
+#
+# The table has what the article and a [wiki page](../docs/sources.md#wiki) of 2017 use, and what
+# replaces it. A process takes its options of GPUs from its first session. It ignores options of
+# memory in a later session without an error, and only another `visible_device_list` is an error:
+#
+# | in an old program | does it still work? | today |
+# |---|---|---|
+# | `tf.ConfigProto` | yes, in `tf1` | `tf.config`, before the first tensor |
+# | `log_device_placement` | yes | `tf.debugging.set_log_device_placement` |
+# | `allow_soft_placement` | yes, off by default | on by default ([[04]]) |
+# | `allow_growth` | first session only | `tf.config.experimental.set_memory_growth` |
+# | `per_process_gpu_memory_fraction` | first session only | `memory_limit`, in MiB ([[05]]) |
+# | `visible_device_list`, one for a script | first session only | `mgpu run` ([[16]]) |
+# | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
+# | a loop over sessions | yes, but in turn | a thread for each model ([[18]]) |
+# | `tf.train.RMSPropOptimizer` | yes, in `tf1` | Keras's `RMSprop`, its mean from 0, not 1 |
+#
 # ## A device for each graph
 #
-# The article trains two graphs whose hidden layers differ. Ours has layers an eighth as wide as in
-# the article, without dropout and with plain gradient descent. It begins with three convolutions,
-# each with a pooling, and ends with two dense layers:
+# The article trains two graphs whose hidden layers differ in width. Ours have layers an eighth as
+# wide, no dropout and plain gradient descent. Each has three convolutions, with a pooling after
+# each, and two dense layers:
 
 # %%
 def mean_loss(x, labels, hidden):
@@ -106,9 +126,10 @@ begin = [*map(weights_of, sessions)]
 # %% [markdown]
 # ## What does the loop train?
 #
-# The article's loop runs each session with each batch and fetches `cross_entropy:0`, the loss. Ours
-# gives all batches to one session and then to the next, which trains the same. Each graph has five
-# weights. Write down how many of them you expect to change in eight batches:
+# The article's loop runs both sessions with each batch, and fetches `cross_entropy:0`, the loss.
+# Ours gives all batches to one session and then to the next. This trains the same, because the
+# sessions share nothing. Each graph has five weights. Write down how many of them you expect to
+# change in eight batches:
 
 # %%
 images, labels = digits.load(512)
@@ -131,9 +152,10 @@ def try_loop(*fetches):
 try_loop("cross_entropy:0")
 
 # %% [markdown]
-# No weight changed. A session computes only what a fetch needs, and the loop does not fetch
-# `train_step`. The losses differ from batch to batch, and those of the first graph even fall, so
-# the output looks like a training. Here is the loop with the missing fetch:
+# No weight changed. A session computes only what a fetch needs. The loss does not need
+# `train_step`, which updates the weights, and the loop does not fetch it. The losses change because
+# the batches do, and those of the first graph even fall, so the output looks like a training. Here
+# is the loop with the missing fetch:
 
 # %%
 try_loop("cross_entropy:0", "train_step")
@@ -144,8 +166,8 @@ try_loop("cross_entropy:0", "train_step")
 # ## Both graphs at once
 #
 # The loop has a second flaw. `session.run` returns when its step is done, so one device waits while
-# the other works. If each session has a thread ([[18]]), both devices can work. We time a pass over
-# the eight batches in each way:
+# the other works. With a thread for each session ([[18]]) both devices can work. We time a pass
+# over the eight batches in each way:
 
 # %%
 def at_once(work, *given):
@@ -168,9 +190,9 @@ plt.show()
 #
 # ## Proof
 #
-# Today each graph is a Keras model. `lesson_25.build` makes it as `build` did in [[24]], with the
-# widths of this lesson. Each model begins with the weights of its graph, and trains in a thread of
-# its own:
+# Do the graphs train what Keras trains? `lesson_25.build` makes a Keras model as `build` did in
+# [[24]], with the widths of this lesson. Each model begins with the weights of its graph, and
+# trains in a thread of its own:
 
 # %%
 keras.config.set_floatx("float64")
@@ -199,9 +221,9 @@ for session, model in zip(sessions, models):
 # ## Or a script for each graph
 #
 # The article also trains each graph in a script of its own. Script A has the `visible_device_list`
-# "0" and script B has "1", so each has to know its GPU. The runner of [[16]] shows each script only
-# one GPU, which has number 0 inside the script. So we run [train_graph.py](scripts/train_graph.py)
-# with "0" for both graphs:
+# "0" and script B has "1", so each has to know its GPU. With the runner of [[16]] none has to: it
+# shows each script only one GPU, which has number 0 inside the script. So both run
+# [train_graph.py](scripts/train_graph.py) with "0":
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -219,7 +241,8 @@ for job, width, of_graph in zip(report, widths, of_graphs):
 # ## Break it
 #
 # Many programs of 2017 set `allow_soft_placement`, so that they start on any machine. We build a
-# graph for a GPU that we do not have. Write down what happens without this option, and with it:
+# graph for `/gpu:77`, which we do not have. Write down what happens without this option, and with
+# it:
 
 # %%
 for soft in (False, True):
@@ -234,31 +257,16 @@ for soft in (False, True):
 # %% [markdown]
 # Without the option TensorFlow [cannot assign a device](../docs/errors.md#assign). With it,
 # TensorFlow takes another device and says nothing. So a program with a wrong name may train on only
-# one of your GPUs. To see where a session plans its operations, run it within `trace.placement`
-# ([[04]]), with `plan.session_config(log_placement=True)`.
+# one of your GPUs. These lines print where a session puts each operation:
 #
-# ## What still works
+# ```python
+# from mgpu_helpers import trace
 #
-# A process takes its options of GPUs from its first session. Options of memory in a later session
-# are ignored without an error, and only another `visible_device_list` is an error. Here are the
-# settings and names of the article and of a [wiki page](../docs/sources.md#wiki) of 2017:
-#
-# | in the sources | does it still work? | today |
-# |---|---|---|
-# | `tf.ConfigProto` | in `tf1` | `tf.config`, before the first tensor |
-# | `log_device_placement` | yes | `tf.debugging.set_log_device_placement` |
-# | `allow_soft_placement` | yes, off by default | on by default ([[04]]) |
-# | `allow_growth` | in the first session | `tf.config.experimental.set_memory_growth` |
-# | `per_process_gpu_memory_fraction` | in the first session | `memory_limit`, in MiB ([[05]]) |
-# | `visible_device_list`, one for a script | in the first session | `mgpu run` |
-# | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
-# | `tf.train.RMSPropOptimizer` | in `tf1`; mean square from 1 | Keras's `RMSprop`, from 0 |
-#
-# | | a session for each device |
-# |---|---|
-# | **Use it when** | you have to know what an old program did |
-# | **It costs** | settings that are ignored in silence, and one loop for each session |
-# | **Instead** | `mgpu run` for scripts ([[16]]), threads with `fit` for models ([[18]]) |
+# config = plan.session_config(log_placement=True)
+# with trace.placement() as log, tf1.Session(graph=graph, config=config) as session:
+#     session.run("init")  # the first run places the whole graph
+# print(log)
+# ```
 #
 # ## On GPUs
 #
@@ -317,7 +325,8 @@ checks.outside(outside)
 #
 # ## In practice
 #
-# Pass `plan.session_config(log_placement=True)` instead of the old `ConfigProto`, read the
-# placements, and check that the weights change.
+# To keep the program, replace its `ConfigProto` by `plan.session_config(log_placement=True)`, print
+# the placements, and check that the weights change. To replace it, make each graph a Keras model,
+# and compare the weights after a few steps, as we did.
 #
 # This is the last lesson.
