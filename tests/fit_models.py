@@ -239,13 +239,18 @@ def positions() -> Any:
 
 
 def two_of_each() -> Any:
-    """Have two inputs and two outputs, in dicts, with losses, weights and metrics for each."""
+    """Have two inputs and outputs, in dicts, with losses, weights, metrics, optimizers for each."""
     a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
     x = layers.Concatenate()([layers.Dense(4, "tanh")(a), layers.Dense(4)(b)])
-    made = {"kind": layers.Dense(3)(x), "box": layers.Dense(1)(x)}
+    made = {"kind": layers.Dense(3)(x), "box": layers.Dense(1, name="box")(x)}
     model = keras.Model({"a": a, "b": b}, made)
     weighted = cross(reduction="mean_with_sample_weight")
-    model.compile("adam", {"kind": weighted, "box": "mse"}, {"kind": 1.0, "box": 0.3},
+    optimizer = keras.optimizers.Adam()
+    if hasattr(keras.optimizers, "MultiOptimizer"):
+        of_box = {".*box/.*": keras.optimizers.SGD(0.01, momentum=0.9)}
+        optimizer = keras.optimizers.OptimizerMap(optimizer, of_box)
+        optimizer = keras.optimizers.MultiOptimizer(optimizer)
+    model.compile(optimizer, {"kind": weighted, "box": "mse"}, {"kind": 1.0, "box": 0.3},
                   metrics={"kind": "accuracy", "box": ["mae"]})  # fmt: skip
     data = {"x": {"a": X, "b": Z}, "y": {"kind": Y, "box": NUMBERS}}
     return model, data | {"sample_weight": {"kind": HEAVY, "box": HEAVY[::-1].copy()}}
