@@ -190,6 +190,19 @@ def test_what_is_refused_half_way_leaves_all_as_it_was(keras, tf, plan, double, 
             np.testing.assert_array_equal(a, b)
 
 
+def test_a_model_and_a_layer_inside_have_their_weights_whole(keras, plan, double):
+    inner = problem(keras, "")
+    model = keras.Sequential([keras.Input((4, 6)), inner])
+    before = inner.get_weights()
+    fit.use(model, plan.devices, layers=PAIRS)
+    of_layers = [each for layer in inner.layers for each in layer.get_weights()]
+    inner.set_weights([2 * each for each in inner.get_weights()])
+    of_layers = zip(before, of_layers, fit.alone(model).get_weights(), strict=True)
+    for first, of_layer, twice in of_layers:
+        np.testing.assert_array_equal(of_layer, first)
+        np.testing.assert_array_equal(twice, 2 * first)
+
+
 INSIDE = {"up": "columns", "down": "rows"}
 
 

@@ -39,7 +39,8 @@ TESTS = {
     "memory": "memory", "nvml": "nvml", "pipeline": "pipeline fit_split", "scaling": "scaling",
     "timing": "timing", "towers": "towers",
     "trace": "trace_ trace. export layers placement", "whatif": "whatif",
-    "_doctor": "main", "_processes": "jobs cluster", "_private": "private", "_models": "fit memory",
+    "_doctor": "main", "_processes": "jobs cluster", "_private": "private fit trace",
+    "_models": "fit memory",
     "_formatting": "charts memory", "_files": "jobs", "_quiet": "quiet", "_given": "given",
     "_layers": "graph layers",
 }  # fmt: skip

@@ -29,18 +29,17 @@ def pytest_configure(config: Any) -> None:
     from mgpu_helpers import devices, fit
 
     plan = devices.setup(2)
+    sys.modules.setdefault("jax", types.ModuleType("jax"))  # a file imports it, for tests with it
     if os.environ["TRY_KERAS"] == "strategy":
         import tensorflow as tf
+        from keras.src.testing import TestCase
 
-        tf.distribute.experimental_set_strategy(fit.strategy(plan))
-    sys.modules.setdefault("jax", types.ModuleType("jax"))  # a file imports it, for tests with it
+        def set_up(self: Any, before: Any = TestCase.setUp) -> None:
+            before(self)  # which clears the session, and with it a strategy that is set
+            tf.distribute.experimental_set_strategy(fit.strategy(plan))
+            self.addCleanup(tf.distribute.experimental_set_strategy, None)
 
-
-def pytest_unconfigure() -> None:
-    """Leave the scope again; pytest calls it."""
-    import tensorflow as tf
-
-    tf.distribute.experimental_set_strategy(None)
+        TestCase.setUp = set_up
 
 
 def outcomes(files: list[Path], way: str) -> dict[str, str]:
@@ -78,7 +77,7 @@ def main(arguments: list[str]) -> int:
     (keras_is,) = importlib.util.find_spec("keras").submodule_search_locations
     source = Path(keras_is) / "src"
     files = [file for name in arguments or FOLDERS
-             for file in (sorted((source / name).glob("*_test.py"))
+             for file in (sorted((source / name).rglob("*_test.py"))
                           if (source / name).is_dir() else [source / name])]  # fmt: skip
     with ThreadPoolExecutor(2) as both:
         alone, ours = both.map(outcomes, [files] * 2, ["alone", "strategy"])

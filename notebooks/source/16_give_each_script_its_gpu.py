@@ -150,7 +150,7 @@ for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
 # %% [markdown]
 # After a plain `wait` the exit status is 0, and nobody learns of the failure. A runner reports
 # every job. Here are five jobs on two devices. One fails, one is killed, and one hangs until a time
-# limit of 1.5 seconds ends it. A line shows the status, the exit status, and what the job printed
+# limit of 3 seconds ends it. A line shows the status, the exit status, and what the job printed
 # last:
 
 # %%
@@ -162,7 +162,7 @@ programs = {
     "last": "print('ok')",
 }
 commands = [[sys.executable, "-c", program] for program in programs.values()]
-queue = jobs.run(commands, names=programs, devices=allowed[:2], time_limit=1.5,
+queue = jobs.run(commands, names=programs, devices=allowed[:2], time_limit=3,
                  logs=folder / "five", progress=False)  # fmt: skip
 for job in queue:
     print(f"{job.name:8} {job.status:10} {job.returncode:4}  {job.tail}")

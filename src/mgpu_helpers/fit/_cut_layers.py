@@ -28,7 +28,7 @@ from mgpu_helpers.graph.step import anew
 # What a model does with its layers whole.
 WHOLE = (
     "save", "save_weights", "load_weights", "get_weights", "set_weights",
-    "generate", "save_to_preset",  # of KerasHub
+    "generate", "save_to_preset", "save_lora_weights", "load_lora_weights",  # of KerasHub
 )  # fmt: skip
 NOT_IN_PARTS = ("quantize", "enable_lora")  # what changes a layer whose weights it has to see whole
 Cut = tuple[Any, int, Sequence[Any]]  # a variable, and those that have its shares along an axis
@@ -260,15 +260,19 @@ class _Parted:
 
     def __init__(self, model: Any, cuts: Sequence[Cut]) -> None:
         self.model, self.cuts = model, {id(cut[0]): cut for cut in cuts}
+        self.holders = [x for x in _private.layers_of(model) if isinstance(x, keras.Model)
+                        or any(id(v) in self.cuts for v in x.weights)]  # fmt: skip
         self.become(_share_out)
-        self.names = [name for name in WHOLE if hasattr(model, name)]
-        vars(model).update({name: functools.partial(self._whole, name) for name in self.names})
-        vars(model)["save_own_variables"] = self._save
+        for each in self.holders:
+            names = [name for name in WHOLE if hasattr(each, name)]
+            own = {name: functools.partial(self._whole, each, name) for name in names}
+            vars(each).update(own, save_own_variables=functools.partial(self._save, each))
 
     def end(self) -> None:
         """Join the parts again, and leave nothing."""
-        for name in (*self.names, "save_own_variables"):
-            del vars(self.model)[name]
+        for each in self.holders:
+            for name in (*WHOLE, "save_own_variables"):
+                vars(each).pop(name, None)
         self.become(_join)
 
     def become(self, state: Callable[..., None]) -> None:
@@ -276,18 +280,21 @@ class _Parted:
         if made := self._change(state):
             vars(self.model.optimizer).update(vars(made))
 
-    def _save(self, store: Any) -> None:
+    def _save(self, holder: Any, store: Any) -> None:
         if self.state is _share_out:
-            raise ValueError(f"{self.model.name} has layers in parts: save it by model.save.")
-        type(self.model).save_own_variables(self.model, store)
+            raise ValueError(f"{holder.name} has layers in parts: save it by model.save.")
+        type(holder).save_own_variables(holder, store)
 
-    def _whole(self, name: str, *args: Any, **named: Any) -> Any:
-        """Call a method of the model, whole; what it changes reaches the parts."""
+    def _whole(self, holder: Any, name: str, *args: Any, **named: Any) -> Any:
+        """Call a method of the model or of a layer, whole; what it changes reaches the parts."""
+        does = functools.partial(getattr(type(holder), name), holder, *args, **named)
+        if self.state is _join:  # by another one
+            return does()
         own = getattr(self.model, "optimizer", None)
         if made := self._change(_join):
             self.model.optimizer = made
         try:
-            return getattr(type(self.model), name)(self.model, *args, **named)
+            return does()
         finally:
             self._change(_share_out, own)
             self.model.optimizer = own
