@@ -65,7 +65,7 @@ test: $(ready)  ## unit tests, notebook hygiene, and every notebook against its 
 	$(plain) MGPU_REPEATS=1 $(pytest) $(files) $(nbval) $(or $(TESTS),notebooks tests)
 
 quick: $(ready)  ## of make test, what the files that changed since main can break, by import
-	$(plain) MGPU_REPEATS=1 $(python) tools/quick.py -n 3 --dist load $(nbval)
+	$(plain) MGPU_REPEATS=1 $(python) tools/quick.py $(each) $(nbval)
 
 tools: $(ready)  ## the tests of Makefile, builds of notebooks and wheel, benchmarks and verdict
 	$(plain) $(pytest) $(files) tests -m "tools and not thorough"

@@ -520,6 +520,13 @@ def test_a_fit_that_somebody_has_wrapped_is_called_as_ever(keras, plan, monkeypa
     same(found, of_plain())
 
 
+def test_a_fit_that_somebody_has_unwrapped_again_is_mended_once_more(keras, plan, monkeypatch):
+    """Who wrapped it before us puts back what was there then, which is Keras's."""
+    fit.strategy(plan)
+    monkeypatch.delattr(keras.Model, "fit")
+    same(trained(plain, fit.strategy(plan).scope()), of_plain())
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n):
     """With a GPU in TensorFlow's list, which is what Keras asks for."""

@@ -581,13 +581,24 @@ class _Mended:
     owner: Any
     name: str
     original: Any
+    made: Any = None
     makers: list[Callable[[Any], Callable[..., Any]]] = dataclasses.field(default_factory=list)
 
     def renew(self) -> None:
         made = self.original
         for made_of in self.makers:
             made = functools.wraps(made)(made_of(made))
+        self.made = made
         setattr(self.owner, self.name, made)
+
+    def undone(self, there: Any) -> bool:
+        """Say whether Keras's own is there again: what somebody wrapped first was unwrapped."""
+        code = getattr(there, "__code__", None)
+        return (
+            there is not self.made
+            and code is not None
+            and "keras" in pathlib.Path(code.co_filename).parts
+        )
 
 
 _mended: dict[str, _Mended] = {}
@@ -609,6 +620,8 @@ def mend(which: str, made_of: Callable[[Any], Callable[..., Any]]) -> None:
             "devices: take a version that docs/package.md names."
         ) from error
     mended = _mended.setdefault(which, _Mended(owner, name, there))
+    if mended.makers and mended.undone(there):
+        mended.makers.clear()
     if made_of not in mended.makers:
         if not mended.makers:
             mended.original = there
