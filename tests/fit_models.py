@@ -441,11 +441,41 @@ def convolutions() -> Any:
     return model, {"x": np.random.default_rng(0).normal(size=(SIZE, 14, 14, 2))}
 
 
+def sparse() -> Any:
+    """Have a matrix of which little is there: its gradient has a row for each column that is."""
+    given = [keras.Input((6,), sparse=True), keras.Input((6,))]
+    x = layers.add([layers.Dense(4, "tanh")(each) for each in given])
+    model = keras.Model(given, layers.Dense(3)(x))
+    model.compile("adam", cross(), metrics=["accuracy"])
+    return model, {"x": [tf.sparse.from_dense(X * (X > 0.3)), X]}
+
+
+def ragged() -> Any:
+    """Have rows of words of any length, of which a layer of one's own takes the mean."""
+
+    class Mean(layers.Layer):
+        def build(self, _: Any) -> None:
+            self.table = self.add_weight((9, 4), name="table")
+
+        def call(self, x: Any) -> Any:
+            return tf.reduce_mean(
+                tf.ragged.map_flat_values(lambda i: tf.gather(self.table, i), x), 1
+            )
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return (shape[0], 4)
+
+    given = keras.Input((None,), dtype="int32", ragged=True)
+    model = keras.Model(given, layers.Dense(3)(layers.Dense(5, "tanh")(Mean()(given))))
+    model.compile("sgd", cross(), metrics=["accuracy"])
+    return model, {"x": tf.RaggedTensor.from_tensor(TOKENS, padding=0)}
+
+
 # What every way takes, and what is for some.
 ORDINARY = (
     sequential, normalized, subclass, own_step, class_weights, mean_of_weights, masks,
     masked_normal, causal, positions, two_of_each, list_of_outputs, regularized, areas,
     last_of_one, several_steps, keras_accumulates, averaged, watched, sure,
 )  # fmt: skip
-SPECIAL = (gated, decoder, dropped, sentences, mobilenet, convolutions)
+SPECIAL = (gated, decoder, dropped, sentences, mobilenet, convolutions, sparse, ragged)
 CASES = {each.__name__: each for each in (*ORDINARY, *SPECIAL)}

@@ -23,7 +23,7 @@ from mgpu_helpers.fit._kinds import MEAN, SUM, asking, common, exchanged
 from mgpu_helpers.fit._order import STEP, Order, added_now
 from mgpu_helpers.fit._rows import Row, on
 from mgpu_helpers.fit._segments import Segment, columns, kept_as_known
-from mgpu_helpers.fit.shares import as_part, of_workers, scaled, size_of, workers_here
+from mgpu_helpers.fit.shares import as_part, of_workers, part_of, scaled, size_of, workers_here
 from mgpu_helpers.fit.trainer import FEW, by_few
 from mgpu_helpers.towers.averages import average, total
 from mgpu_helpers.towers.shards import check_rows, like, rows
@@ -152,7 +152,7 @@ def forward(
             with as_part(_most(size, 1) / _most(sum(sizes), 1)):
                 row.run(segment, training, _some(size), f"{row.names}{name}", moments)
     for row in each_row:
-        inputs = [row.made[0][value] for value in graph.inputs]
+        inputs = tf.nest.flatten([row.made[0][value] for value in graph.inputs], True)
         homes = [row.maker[value] for value in graph.outputs]
         outputs = [row.made[d][value] for d, value in zip(homes, graph.outputs, strict=True)]
         places = [row.devices[d] for d in homes]
@@ -172,6 +172,7 @@ def _whole(laid: Any, row: Row, segment: Segment, args: Any, named: Any, size: A
         outputs = laid.original(*args, **named)
     flat = keras.tree.flatten(outputs)
     inputs = [x for x in keras.tree.flatten((args, named)) if tf.is_tensor(x) and x.shape.rank != 0]
+    inputs = tf.nest.flatten(inputs, expand_composites=True)
     return Made(inputs, outputs, row.losses, [row.devices[0]] * len(flat))
 
 
@@ -329,9 +330,10 @@ def cut(
               for x in keras.tree.flatten((args, named))]  # fmt: skip
     batches = [k for k, x in enumerate(leaves) if tf.is_tensor(x) and x.shape.rank != 0]
     with tf.device(HOST), _private.without_autocast():
-        xs = [tf.identity(leaves[k]) for k in batches]
-        sizes = sizes_of(_size(model, xs))
-        shards = list(zip(*(_cut(x, sizes) for x in xs), strict=True))
+        whole = [tf.identity(leaves[k]) for k in batches]
+        xs = tf.nest.flatten(whole, expand_composites=True)
+        sizes = sizes_of(_size(model, whole))
+        shards = list(zip(*(_cut(x, sizes) for x in whole), strict=True))
     given = []
     for shard in shards:
         own = [*leaves]
@@ -357,7 +359,7 @@ def _cut(x: Any, sizes: Sequence[Any]) -> list[Any]:
     """Cut a batch into shards; in place of one without examples stands an example of another."""
 
     ends = [_most(sum(sizes[: i + 1]), 1) for i in range(len(sizes))]
-    return [x[end - _most(size, 1) : end] for size, end in zip(sizes, ends, strict=True)]
+    return [part_of(x, end - _most(size, 1), end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _most(size: Any, least: int) -> Any:

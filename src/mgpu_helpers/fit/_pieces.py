@@ -25,9 +25,9 @@ from mgpu_helpers.fit._recompute import check_assigned
 from mgpu_helpers.fit._rows import on
 from mgpu_helpers.fit._segments import kept_as_known, normalizes
 from mgpu_helpers.fit.layout import SCHEDULES
-from mgpu_helpers.fit.shares import as_part, noted, of_workers, scaled, workers_here
+from mgpu_helpers.fit.shares import as_part, noted, of_workers, part_of, scaled, workers_here
 from mgpu_helpers.fit.trainer import by_few, in_force
-from mgpu_helpers.towers.averages import same_rows, times, total
+from mgpu_helpers.towers.averages import each_row_once, has_rows_once, same_rows, times, total
 from mgpu_helpers.towers.shards import like, rows
 
 
@@ -306,6 +306,8 @@ class _Batch:
 
 def _some_rows(x: Any, start: Any, length: Any, known: int | None) -> Any:
     """Cut rows out of a tensor, so many that XLA knows the number where it is known."""
+    if not isinstance(x, tf.Tensor):  # sparse or ragged
+        return part_of(x, start, start + length)
     if known is None:
         part = x[start : start + length]
         part.set_shape([None, *x.shape[1:]])
@@ -449,7 +451,10 @@ class _Sums:
                     # Of the same rank, which TensorFlow takes what it reads for, too.
                     empty = [0, *(n or 1 for n in shape[1:])] if len(shape) else []
                     v.assign(tf.zeros(empty, v.dtype))
-            found.append(values[0] if dense else tf.IndexedSlices(*values, slope.dense_shape))
+                rows = None if dense else tf.IndexedSlices(*values, slope.dense_shape)
+                if has_rows_once(slope):
+                    rows = each_row_once(rows)
+            found.append(values[0] if dense else rows)
         return found
 
 

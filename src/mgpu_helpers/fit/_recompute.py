@@ -23,7 +23,8 @@ def computed_twice(
     Variables have the values that they have in the scope, which gets what the calls change. The
     last calls of a model run once: what they give is needed at once.
     """
-    takes, xs = [*values], [*values.values()]
+    takes, whole = [*values], [*values.values()]
+    xs = tf.nest.flatten(whole, expand_composites=True)  # sparse and ragged ones by their parts
     masks = {i: mask for i, x in enumerate(xs) if (mask := _private.mask_of(x)) is not None}
     held = [outer.get_current_value(v) for v in variables]
     first = len(xs) + len(masks)  # of the variables among what the calls are given
@@ -37,7 +38,7 @@ def computed_twice(
         own = [next(flat) for _ in xs]
         for i in masks:
             _private.set_mask(own[i], next(flat))
-        known = dict(zip(takes, own, strict=True))
+        known = dict(zip(takes, tf.nest.pack_sequence_as(whole, own, True), strict=True))
         with _private.without_autocast():  # or it would keep halves for the variables
             pairs = zip(variables, flat, strict=True)
             scope = keras.StatelessScope(pairs, collect_losses=True)

@@ -40,7 +40,7 @@ from mgpu_helpers.fit.shares import (
     terms_of,
     unscaled,
 )  # fmt: skip
-from mgpu_helpers.towers.averages import same_rows
+from mgpu_helpers.towers.averages import each_row_once, has_rows_once, same_rows
 from mgpu_helpers.towers.shards import like
 
 MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -429,7 +429,7 @@ def _rows(gradient: Any) -> Any:
 def _as(gradient: Any, of_all: Any) -> Any:
     """Make a gradient for the same rows of what `_rows` of all replicas add up to."""
     if not same_rows(gradient):
-        return of_all
+        return each_row_once(of_all) if has_rows_once(gradient) else of_all
     return tf.IndexedSlices(of_all, gradient.indices, gradient.dense_shape)
 
 

@@ -270,11 +270,11 @@ def unsaved(original: Callable[..., Any]) -> Callable[..., Any]:
 def again(batches: list[Any], spec: Any) -> Any:
     """Make a dataset of batches that were taken already, of any sizes that the spec allows."""
     def like(*given: Any) -> Any:
-        pairs = zip(tf.nest.flatten(given), tf.nest.flatten(spec), strict=True)
+        pairs = zip(tf.nest.flatten(given, True), tf.nest.flatten(spec, True), strict=True)
         return tf.nest.pack_sequence_as(spec, [
             tf.compat.v1.placeholder_with_default(x, of.shape) if tf.is_tensor(x) else x
             for x, of in pairs
-        ])  # fmt: skip
+        ], True)  # fmt: skip
 
     each = [tf.data.Dataset.from_tensors(batch).map(like) for batch in batches]
     return functools.reduce(lambda first, second: first.concatenate(second), each)

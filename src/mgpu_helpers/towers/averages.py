@@ -69,7 +69,8 @@ def _added(column: Sequence[Any]) -> Any:
     if alike := [g for g in each if same_rows(g)]:
         return tf.IndexedSlices(tf.add_n(values), alike[0].indices, each[0].dense_shape)
     # What stands there twice for a row adds up when it is used.
-    return tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), each[0].dense_shape)
+    joined = tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), each[0].dense_shape)
+    return each_row_once(joined) if any(map(has_rows_once, each)) else joined
 
 
 def same_rows(gradient: Any) -> bool:
@@ -93,6 +94,28 @@ def same_rows(gradient: Any) -> bool:
             continue
         looked_up += each.op.inputs[: OF_NO_EXAMPLE[each.op.type]]
     return True
+
+
+def has_rows_once(gradient: Any) -> bool:
+    """Say whether a gradient in a graph has each row once, as that of a sparse batch's columns.
+
+    One device has so for the whole batch; `each_row_once` makes it of what parts have together.
+    """
+    import tensorflow as tf
+
+    rows = getattr(gradient, "indices", None)
+    while tf.is_symbolic_tensor(rows) and rows.op.type in ("Identity", "Reshape", "Cast"):
+        rows = rows.op.inputs[0]
+    return tf.is_symbolic_tensor(rows) and rows.op.type in ("Unique", "UniqueV2")
+
+
+def each_row_once(gradient: Any) -> Any:
+    """Add up what a sparse gradient has for the same row."""
+    import tensorflow as tf
+
+    rows, which = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, which, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def times(share: Any, gradient: Any) -> Any:
