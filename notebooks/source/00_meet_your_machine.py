@@ -9,8 +9,8 @@
 #     1   78,032 MiB / 81,559 MiB        0 %
 # ```
 #
-# TensorFlow has taken the memory of both GPUs, but it computes only on the first one. There is no
-# warning: the results are right, and the training takes as long as on one GPU. These lines put the
+# TensorFlow has taken the memory of both GPUs, but it computes only on the first one. No warning
+# says so. The results are right, and the training takes as long as on one GPU. These lines put the
 # second GPU to work:
 #
 # ```python
@@ -45,14 +45,12 @@ plan
 
 # %% [markdown]
 # Every lesson starts with such a cell. This one asks for two **devices**, which do the heavy
-# arithmetic: two GPUs, two shares of a single GPU, or two cores if there is no GPU, as on the
-# machine that made the outputs stored here. Such a core computes each operation with one thread.
-# The **host** is the CPU, which feeds the devices and joins their results. `plan.devices` has the
-# names of the devices. The line `timing` says how far you can trust a speed-up that you measure
-# here.
+# arithmetic. They are two GPUs or two shares of a single GPU. Without a GPU they are two cores of
+# the CPU, as on the machine that made the outputs stored here. The **host** is the CPU, which feeds
+# the devices and joins their results. `plan.devices` has the names of the devices.
 #
-# Lessons compare results, so they pass `exact=True`. It switches off **TF32**, by which GPUs since
-# Ampere compute products faster, but less exactly. Your script does not need it.
+# Lessons compare results, so they pass `exact=True`. It switches off **TF32**, with which newer
+# GPUs compute products faster, but less exactly. In your own script you can leave it out.
 
 # %%
 import keras
@@ -67,7 +65,7 @@ from mgpu_helpers.lessons.checks import lesson_00 as checks
 # %% [markdown]
 # ## `fit` on all devices
 #
-# This model reads handwritten digits. You can put your own in its place:
+# This model reads handwritten digits:
 
 # %%
 def build():
@@ -107,18 +105,19 @@ print("accuracy:", *[f"{value:.2f}" for value in history["accuracy"]])
 print("losses agree:", np.allclose(history["loss"], alone["loss"], rtol=1e-3))
 
 # %% [markdown]
-# The losses on all devices are those of one device, to one part in a thousand: several devices add
-# up the same numbers in another order, which rounds differently.
+# The losses on two devices are those of one device, to one part in a thousand. They may differ in
+# the last digits, because two devices add up the same numbers in another order, and each sum is
+# rounded.
 #
-# `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs. Without them, for example, each
-# `BatchNormalization` would see only the shard of its own device, and the losses would be others.
+# `fit.strategy` is TensorFlow's `MirroredStrategy` with repairs. One of them lets
+# `BatchNormalization` see the whole batch instead of one shard.
 #
 # ## Break it
 #
-# Suppose that you forget the strategy. One device then computes the same losses as all, so they
-# cannot tell you. A **trace** can: it is TensorFlow's record of what ran where. `trace.fit_step`
-# records one **step** of `fit`, which is one update of the weights, and leaves the model as it was.
-# The next cell lists which devices computed convolutions:
+# Suppose that you forget the strategy. The losses are then the same, so they do not show that only
+# one device works. A **trace** shows it, because it is TensorFlow's record of what ran where.
+# `trace.fit_step` records one **step** of `fit`, which is one update of the weights, and leaves the
+# model as it was. The next cell lists which devices computed convolutions:
 
 # %% tags=["unplaced"]
 steps = {"without a strategy": on_one, "with the strategy": on_all}
@@ -127,28 +126,24 @@ for name, model in steps.items():
     print(f"{name}:", sorted({op.device for op in step.ops if "Conv2D" in op.type}))
 
 # %% [markdown]
-# Without a strategy all convolutions ran on the first GPU, or on the host if there is no GPU. With
-# the strategy each device computed some.
+# Without a strategy all convolutions ran on the first GPU, or on the host if there is no GPU.
 #
 # ## See when each device worked
 #
-# The **timeline** of the last step, in which the model saw all 1,024 digits, shows when each device
-# was in the forward pass and when in the backward pass:
+# The **timeline** of the step with the strategy shows when each device was in the forward pass and
+# when in the backward pass. In this step the batch was all 1,024 digits:
 
 # %% tags=["varies", "cover"]
 drawings.both_ways(step, on_all)
 plt.show()
 
 # %% [markdown]
-# The bars of the devices overlap, so the devices worked at the same time. Below its name stands the
-# part of the step in which a device was *busy*. Bars of half the height ran at once on one device.
-# Grey is other work, such as the update. A pale bar between dark ones is a piece of the backward
-# pass that needed only what was already there.
+# The bars of the devices overlap, so the devices worked at the same time. Below its name is the
+# share of the step in which a device was *busy*.
 #
-# In a hatched gap a device may be waiting; short gaps stay white. `BatchNormalization` needs a sum
-# over the whole batch, so the devices wait for each other in both passes. On GPUs the bars are
-# short and the gaps long, because the model is so small that a GPU finishes an operation before the
-# host starts the next.
+# `BatchNormalization` needs a sum over the whole batch, so the devices wait for each other in both
+# passes. On GPUs the bars are short and the gaps long, because a GPU finishes an operation of such
+# a small model before the host starts the next.
 #
 # ## On your own
 #
@@ -204,11 +199,8 @@ checks.idle(idle)
 # ## In practice
 #
 # Use `fit.strategy` to train, and a trace to see which devices worked. For another number of
-# devices, start Jupyter with `MGPU_DEVICES=4`. `MGPU_MODE=cores` takes cores even if there are
-# GPUs. If a GPU is missing, the command `mgpu` in a terminal says why.
-#
-# The words in bold mean the same in all lessons. Two more will come: a **tower** is a replica
-# written by hand, and the **per-device batch** is a device's number of examples.
+# devices, start Jupyter with `MGPU_DEVICES=4`. If a GPU is missing, the command `mgpu` in a
+# terminal says why.
 #
 # ## Where to go on
 #

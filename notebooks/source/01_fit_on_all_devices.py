@@ -22,12 +22,11 @@
 # and each changes its own w from 1 to 0.78.](pictures/01_replicas.svg)
 #
 # **In this lesson** you check that two devices train a network to the weights of one device, to
-# twelve digits. You measure when they are faster, and see two mistakes that spoil such a training
-# without an error.
+# twelve digits. You measure when two devices are faster, and see two mistakes that spoil the
+# training without an error.
 #
-# `fit.strategy` is TensorFlow's `MirroredStrategy`, with repairs for what Keras gets wrong there.
-# Take it if your script makes the model, and one device can hold it. Otherwise take `fit.use(model,
-# plan)`, whose options also cut a model too large for one device.
+# Take `fit.strategy` if your script makes the model and one device can hold it. Otherwise take
+# `fit.use(model, plan)`, which can also cut a model that is too large for one device.
 #
 # **You need** [[00]], and `tf.GradientTape` for the step by hand.
 
@@ -57,8 +56,8 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a 
 # %% [markdown]
 # ## Try it
 #
-# The model is a small network for handwritten digits. `jit_compile=False` turns off XLA, a compiler
-# that would add numbers in another order, because we compare results to many decimals:
+# The model is a small network for handwritten digits. We compare results to many decimals, so
+# `jit_compile=False` turns off XLA, a compiler that would add numbers in another order:
 
 # %%
 def build(synchronized=False):
@@ -84,21 +83,20 @@ with fit.strategy(plan).scope():
 print("losses:", np.round(model.fit(data, epochs=3, verbose=0).history["loss"], 1))
 
 # %% [markdown]
-# The loss falls, but are these the steps of one device? `fit.check` takes one step on all devices
-# and the same step on one, compares both, and puts everything back. It lists a sentence for each
-# problem:
+# The loss falls, but are these the steps of one device? `fit.check` takes the same step on all
+# devices and on one, compares both, and puts everything back. It lists a sentence for each problem:
 
 # %%
 print(fit.check(model, data))
 
 # %% [markdown]
-# There is no problem.
+# The list is empty, so `fit.check` found no problem.
 #
 # ## What each device does
 #
-# We trace a step of 420 images, on one device (in a block of `tf.device`) and on all. Each step has
-# five convolutions: two run forward, two compute the gradients of the kernels, and one that of the
-# second layer's input. The first layer's input is the images, which need no gradient.
+# We trace a step of 420 images, on one device and on all. Each step has five convolutions. Two are
+# the forward pass. In the backward pass, two compute the gradients of the kernels, and one computes
+# the gradient of the second layer's input.
 
 # %%
 with tf.device(plan.devices[0]):
@@ -120,8 +118,7 @@ drawings.steps(steps, line="a weight's gradient is added up", numbered=True)
 plt.show()
 
 # %% [markdown]
-# Each device computes all five convolutions for its own shard, at the same time as the others. At a
-# black line the all-reduce has added up the gradient of a weight. Small weights have no line.
+# Each device computes all five convolutions for its own shard, at the same time as the others.
 #
 # How many bytes of weights and optimizer state does each device hold?
 
@@ -155,12 +152,10 @@ for size in (8, 420):
     print(f"{size:3} images,", timing.compare(*both, warmup=1, repeats=5, names=names))
 
 # %% [markdown]
-# With 420 images most of the step is work that two cores can share, so both together are faster,
-# unless other programs use them. They may gain less than in the chart of the quickest step,
-# because `fit` also makes batches, on the same cores. With 8 images one core is faster,
-# because a step has fixed work, such as starting operations and the all-reduce, which does not
-# shrink with the batch. The brackets are wide because there are only five pairs of runs: in nine
-# of ten cases the median of many pairs would lie inside them.
+# With 420 images, most of a step is computing that two devices can share, so two are faster. With 8
+# images, one device is faster. A step also has fixed work that does not shrink with the batch, such
+# as starting operations and the all-reduce. The brackets are a range in which the median of many
+# pairs of runs is likely to be.
 #
 # ## A step by hand
 #
@@ -250,12 +245,11 @@ for name, (some, wanted, synchronized) in cases.items():
 
 # %% [markdown]
 # We need both. Under the plain strategy Keras takes the mean of each shard, and these means count
-# equally, even if one shard is larger. For the numbers 1 to 5 the means would be 9.33 and 41, and
-# the gradient 25.17 instead of 22. And without `synchronized=True` each replica normalizes by the
+# equally, even if one shard is larger. Without `synchronized=True`, each replica normalizes by the
 # mean of its own shard.
 #
-# `fit.strategy` repairs both by itself, and more: losses that are sums, clipping by a norm, masks,
-# dropout, and replicas without examples ([the table](../docs/fit_tests.md#what-is-mended)).
+# `fit.strategy` repairs both by itself, and more, such as masks and dropout ([the
+# table](../docs/fit_tests.md#what-is-mended)).
 #
 # | | |
 # |---|---|
@@ -267,7 +261,7 @@ for name, (some, wanted, synchronized) in cases.items():
 #
 # > NVIDIA's library NCCL does the all-reduce between GPUs. `fit.strategy` sends gradients in packs
 # > of at least 25 MiB, those of the last layers first. So in a large model the exchange starts
-# > while the backward pass still runs. On several machines the lines are the same ([[21]]).
+# > while the backward pass still runs.
 #
 # ## On your own
 #
@@ -330,7 +324,7 @@ checks.leaves_empty(leaves_empty)
 # the batch. If your learning rate was found with a batch of 64, `fit.check(model, data,
 # rate_for=64)` proposes another.
 #
-# Later lessons compare ways to train with one small Transformer: four blocks, 0.9 million weights,
-# 32 texts of 64 letters ([the table](../docs/layouts.md#what-each-costs)).
+# Later lessons quote what each way costs for one small Transformer of 0.9 million weights ([the
+# table](../docs/layouts.md#what-each-costs)).
 #
 # Next: [[next]].

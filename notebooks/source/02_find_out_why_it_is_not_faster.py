@@ -2,8 +2,8 @@
 # # Find out why it is not faster
 #
 # You added a GPU, and an epoch takes as long as before. `fit.explain` measures where the time of a
-# step goes. Here a slow input and a slow callback, added on purpose, cost most of it; times are
-# rounded:
+# step goes. In this lesson's example, a slow input and a slow callback cost most of it. The times
+# are rounded:
 #
 # ```
 # costs            ms a step
@@ -13,7 +13,7 @@
 # ```
 #
 # **In this lesson** you find the cause with this table and a trace of one step, and predict what a
-# cure gains. There are eight usual ones:
+# cure gains. There are eight usual causes:
 #
 # ![A decision tree: fit.explain leads to causes 1 to 4, a trace to causes 5 to 8 or the
 # exchange.](pictures/02_which_cause.svg)
@@ -72,28 +72,22 @@ print(fit.explain(model, slow, callbacks=[Report()], steps=4))
 # %% [markdown]
 # `fit.explain` ran some steps, then ran them again with one thing at a time left out, and put the
 # weights back. The column *without it* is how long a step then took, and *ms a step* is what that
-# saved. "The step itself" ran without all of these. This training is **input-bound**: most of the
-# time it waits for data.
+# saved. This training is **input-bound**, because waiting for data costs most.
 #
-# Two causes can hide each other, for example if a batch is read while a slow step runs. Then the
-# rows add up to much less than the step. Cure one of the causes, and ask again.
-#
-# Once only the step itself is left, trace it, here on a batch in memory. Recording takes time, too:
+# Cure what the table lists, and ask again. Once only the step itself is left, trace it. We do so
+# with a batch in memory:
 
 # %% tags=["nbval-ignore-output"]
 print(whatif.explain(trace.fit_step(model, (x, y))))
 
 # %% [markdown]
-# While a device did not work, it waited for an operation of another device, for a copy, for a free
-# core, or for *overhead*, the time between operations. With equal shards, as here, neither should
-# wait long for the other. If one does, trace again: another program may have taken a core.
+# *Overhead* is the time between two operations of a device.
 #
 # ## The causes and their cures
 #
 # 1. **Input.** Cache what fits into memory. Otherwise read in parallel and prefetch, as the table
 #    says.
-# 2. **A callback.** Let it act at every hundredth step. In a loop of your own, read losses at the
-#    end, because `float(loss)` waits for the GPU.
+# 2. **A callback.** Let it act at every hundredth step.
 # 3. **New graphs.** `tf.function` makes a graph for each new shape and each new Python number. Keep
 #    to one batch size (`drop_remainder=True`), and pass tensors.
 # 4. **Eager code.** Python starts operations one by one. Use `@tf.function`, and compile without
@@ -104,9 +98,9 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 #    for a small batch as for a large one. Take a larger batch.
 # 7. **A straggler.** All others wait for one device, which has a larger shard or is slower. Make
 #    shards even, or proportional to speed: `fit.use(model, plan, shares=(2, 1))`.
-# 8. **Variables on the host** cross in every step, so `trace.fit_step(...).bytes_between()`, the
-#    bytes that cross, shows more than the batch. Build the model in the scope of its strategy, or
-#    in `tf.device`.
+# 8. **Variables on the host.** They cross to the device in every step. Then
+#    `trace.fit_step(...).bytes_between()` shows more bytes than those of the batch. Build the model
+#    in the scope of its strategy, or in `tf.device`.
 #
 # With a large model, devices may also wait for the **exchange** of gradients: for an `AddN` or an
 # `AllReduce`. A larger batch helps: a step then computes more, and sends the same bytes. [Rarer
@@ -121,8 +115,7 @@ print(whatif.explain(trace.fit_step(model, (x, y))))
 # ![Five operations over 15 seconds: a, c and d on the first device, b and e on the
 # second.](pictures/02_five_operations.svg)
 #
-# How long does the step take if `b` takes no time? Write it down, then run the replay. There an
-# operation is its device, its seconds, and the letters of what it needs:
+# How long does the step take if `b` takes no time? Write it down, then run the replay:
 
 # %%
 def replay(ops):
@@ -144,9 +137,9 @@ print(f"as it is: {replay(five)} s. without b, which takes {five['b'][1]} s: {wi
 # ## Predict a cure
 #
 # Here is a real step on one device, which leaves the second idle (cause 5). The cure is a **tower**
-# on each device, which computes the gradients of a shard; the first device averages them and
-# updates the weights. `traces` keeps the three fastest of five traces on one device, and
-# `whatif.towers` predicts from them. `beside` prints this, and then measures both steps in turn:
+# on each device, which computes the gradients of a shard. `whatif.towers` predicts the cured step
+# from traces of the step on one device. `beside` prints the prediction, and then measures both
+# steps:
 
 # %% tags=["nbval-ignore-output"]
 one, all_of_them = make_step(plan.devices[:1]), make_step(plan.devices)
@@ -155,14 +148,13 @@ change = whatif.towers(traces(one), len(plan), bytes_per_second=link)
 beside(change, timed(one), timed(all_of_them))
 
 # %% [markdown]
-# The measured gain may be smaller, because cores share a memory.
+# The measured gain may be smaller than the predicted one, because cores share a memory.
 #
 # ## Break it
 #
-# Now the first of two devices gets three quarters of the batch (cause 7). How much longer will the
-# step take? In the chart, a bar adds up the work of a device, and then its waits, named after the
-# operations that it waited for. `whatif.faster` predicts the cured step, whose first tower is as
-# fast as with an even shard.
+# Now the first of two devices gets three quarters of the batch (cause 7). Write down how much
+# longer the step will take. In the chart, each wait has the name of the operation that the device
+# waited for. `whatif.faster` predicts the step with even shards from that with uneven ones:
 
 # %% tags=["varies", "cover", "nbval-ignore-output"]
 share = len(x) // (len(plan) + 2)
@@ -179,12 +171,13 @@ with drawings.panels(2, 1, figsize=(9, 4.4), sharex=True) as (_, grid):
 plt.show()
 
 # %% [markdown]
-# The step takes about 1.5 times as long, like its larger shard, and the second device mostly waits.
-# The prediction should be close to the upper bars, the even shards, unless one was disturbed.
+# The larger shard is 1.5 times an even one, so the step takes about 1.5 times as long. Most of this
+# time the second device waits. The prediction is close to the step with even shards, in the upper
+# bars.
 #
 # ## Proof
 #
-# A step that skips work is faster, too. So check that the losses stay those of one device:
+# A step that skips work is faster, too. So we check that the losses are those of one device:
 
 # %%
 def losses(**settings):
@@ -207,9 +200,8 @@ for name, settings in others.items():
 #
 # ## On GPUs
 #
-# > Keras compiles the step of one GPU with XLA, a compiler. Several GPUs without XLA may lose more
-# > than the second one gains, so `fit.explain` says if XLA was off. XLA takes seconds for each new
-# > graph (cause 3).
+# > Keras compiles a step with XLA, a compiler, on one GPU, but not on several. A step without XLA
+# > may lose more time than the second GPU saves, so `fit.explain` says if XLA was off.
 #
 # ## On your own
 #

@@ -6,8 +6,7 @@
 # learn something else than on one GPU, and no error says so.
 #
 # **In this lesson** `fit.strategy` trains a GAN on two devices to the weights of one, and refuses a
-# loss that compares the examples of a batch. You learn which losses devices can share, and how to
-# tell `fit` what a loss of yours is.
+# loss that compares the examples of a batch. You learn how to tell `fit` what a loss of yours is.
 #
 # ![The first device has three examples with a mean of 2, the second has one with 10. They count by
 # three quarters and one quarter, which gives 4.](pictures/03_shares.svg)
@@ -53,9 +52,7 @@ layers = keras.layers
 # ## A GAN on both devices
 #
 # A **generator** makes images out of noise. A **discriminator** gives each image a score, which is
-# high if it takes the image for a real one. Each network has its own tape, optimizer and loss:
-# `d_loss` is the discriminator's, and `g_loss` the generator's. `softplus(-score)` is small if the
-# score is high:
+# high if it takes the image for a real one. `softplus(-score)` is small if the score is high:
 
 # %%
 class GAN(keras.Model):
@@ -111,18 +108,16 @@ drawings.networks(step, "generator", "discriminator")
 plt.show()
 
 # %% [markdown]
-# Each device computes both networks for its half of the images, forward and backward. At the
-# first black line the gradients of the discriminator are added up, and at the second those of the
-# generator. The generator's loss needs scores of the updated discriminator, so these come after
-# the first line. The images for them can be made before it.
+# Each device computes both networks for its half of the images, forward and backward. At the first
+# black line the gradients of the discriminator are added up, and at the second those of the
+# generator.
 #
 # ## By hand
 #
-# When is the sum of the replicas' gradients right? Four examples have the losses 1, 2, 3 and 10;
-# the first replica has three of them. Here are four ways to make one loss of them; `mean of
-# counted` leaves out the second example, as a mask would. We print the loss of the replica with
-# `three` examples, of that with `one`, their sum (`added`), and the loss of `all` four. Gradients
-# behave in the same way:
+# When is the sum of the replicas' gradients the gradient of the whole batch? Gradients add up as
+# losses do, so we look at losses. Four examples have the losses 1, 2, 3 and 10. The first replica
+# has the first `three` of them, and the second has `one`. Here are four ways to make one number of
+# them. `mean of counted` leaves out the second example, as a mask would:
 
 # %%
 losses, counted = np.array([1.0, 2.0, 3.0, 10.0]), np.array([1, 0, 1, 1])
@@ -141,15 +136,15 @@ for name, way in ways.items():
     print(f"{name:15}", *[f"{number:6.2f}" for number in numbers])
 
 # %% [markdown]
-# Only the sums of the replicas add up to the sum of all. The means give 12 instead of 4. They have
-# to count by their shares: 3/4 · 2 + 1/4 · 10 = 4. In the third line, the first replica has two of
-# the three counted examples, so 2/3 · 2 + 1/3 · 10 = 4.67. For the largest, the shares would depend
-# on the losses: no count of examples gives them.
+# `added` is the sum of the two replicas' numbers, and `all` is the number of all four examples.
+# Only in the second line are they equal. The means give 12 instead of 4. They have to count by
+# their shares of the examples: 3/4 · 2 + 1/4 · 10 = 4. With a mask, the counted examples give the
+# shares: 2/3 · 2 + 1/3 · 10 = 4.67. For the largest loss, no count of examples gives the right
+# shares.
 #
-# So `fit` has to know which of these your loss is. It knows the losses of Keras. Any other it tests
-# in this way before the first update: it computes the loss of two parts of a batch and of both
-# together. It refuses a loss that is neither a mean nor a sum, until you say in the step what it
-# is:
+# So `fit` has to know which of these your loss is. It knows the losses of Keras. Before the first
+# update it tests any other loss as we did: on two parts of a batch and on both together. If the
+# loss is neither a mean nor a sum, `fit` refuses it until you say in the step what it is:
 #
 # | your loss | you say | so the values of the replicas are |
 # |---|---|---|
@@ -157,13 +152,10 @@ for name, way in ways.items():
 # | a sum over the examples | `fit.loss(value, "sum")` | added up |
 # | a mean over `count` unmasked examples | `fit.loss(value, count)` | averaged by their counts |
 #
-# On one device `fit.loss` returns `value` unchanged. If your loss is none of these, gather what it
-# compares, as below, or take `fit.use`. `fit` found out that our GAN's losses are means.
-#
 # ## Proof
 #
-# We train the same GAN, with smaller networks, on one device and on two. In float64 rounding cannot
-# hide a mistake. The last batch has 13 examples, an odd number:
+# We train the same GAN, with smaller networks, on one device and on two. We train in float64, so
+# that rounding cannot hide a mistake. The last batch has 13 examples, an odd number:
 
 # %%
 keras.config.set_floatx("float64")
@@ -191,8 +183,7 @@ print("training changed the first kernel:", apart(small().get_weights()[:1], one
 #
 # A **contrastive loss** compares each example with all others of the batch. Here each image has two
 # views. `alike` says how much each first view is like every second view, and `own` how much it is
-# like the second view of its own image. The factor 5 sharpens the differences. The loss is small if
-# `own` is the largest:
+# like the second view of its own image. The loss is small if `own` is the largest:
 
 # %%
 class Contrast(keras.Sequential):
@@ -232,8 +223,7 @@ print(f"first loss, one device:       {before['contrast'][0]:.2f}")
 print(f"first loss, MirroredStrategy: {after['contrast'][0]:.2f}")
 
 # %% [markdown]
-# It is smaller, because 32 images are easier to tell apart than 64. So two devices train something
-# else than one. What does `fit.strategy` do?
+# It is smaller, because 32 images are easier to tell apart than 64. What does `fit.strategy` do?
 
 # %%
 try:
@@ -242,7 +232,7 @@ except ValueError as refused:
     print(textwrap.fill(str(refused), 88))
 
 # %% [markdown]
-# It refuses the loss before the first update. Here `fit.loss(loss, "mean")` would be false, because
+# It refuses the loss before the first update. To call the loss a mean would be wrong here, because
 # a replica lacks images to compare with. `all_gather` gives each replica the second views of all
 # replicas, and sends their gradients back:
 
@@ -257,8 +247,8 @@ print(f"first loss: {after['contrast'][0]:.2f}")
 print("weights less than 1e-12 from one device:", apart(both, alone) < 1e-12)
 
 # %% [markdown]
-# Now each replica compares its images with all 64, and takes the mean over its own. `fit` finds
-# that mean, and trains. On one device `all_gather` changes nothing.
+# Now each replica compares its images with all 64, and takes the mean over its own. `fit` accepts
+# this mean, and trains.
 #
 # | | |
 # |---|---|
@@ -269,7 +259,6 @@ print("weights less than 1e-12 from one device:", apart(both, alone) < 1e-12)
 # ## On GPUs
 #
 # Choose a batch so large that each GPU computes for much longer than it waits for the two
-# exchanges. Leave out `jit_compile=False`, and XLA compiles what each GPU does between the
 # exchanges.
 #
 # ## On your own
@@ -320,8 +309,7 @@ checks.kind(kind)
 # %% [markdown]
 # ## What we saw
 #
-# - `fit.strategy` trained a GAN on both devices. A smaller one in float64 had the weights of one
-#   device, to 1e-12.
+# - With `fit.strategy`, two devices trained a GAN to the weights of one device, to 1e-12.
 # - Means of 2.00 and 10.00 make 4.00 if each counts by its share of the examples.
 # - A contrastive loss of 3.61 was 2.94 under `MirroredStrategy`. `fit.strategy` refused it, and
 #   with `all_gather` the weights were those of one device.

@@ -11,10 +11,10 @@
 # the weights. Blocks around the calls, too, also place the forward pass. A tape for each
 # layer, or fit.use, places all three.](pictures/04_what_a_block_places.svg)
 #
-# Each row is a way to place two layers. The first device is blue and the second is orange. A dashed
-# box is work that ran in one place, which TensorFlow chose. Often the blocks are only around the
-# code that *builds* the layers, as in the first row. Then the second device runs none of the matrix
-# products of its layer. In the last row everything is in its place.
+# Each row is a way to place two layers on two devices. A dashed box is work that ran in one place,
+# which TensorFlow chose. Often the blocks are only around the code that *builds* the layers, as in
+# the first row. Then the second device holds the weights of its layer, but computes none of that
+# layer's matrix products. In the last row everything is in its place.
 #
 # ## The lines to paste
 #
@@ -53,11 +53,10 @@ ends = [plan.devices[0], plan.devices[-1]]  # the same, if there is only one dev
 # %% [markdown]
 # ## Try it
 #
-# Our network for handwritten digits has two layers. `train_once` first *traces* a step: TensorFlow
-# records what each device does, and the model stays as it was. From the trace, `halves.places`
-# tells where each layer's weights are and where its matrix products ran. Then `train_once` trains
-# for one step and returns the loss. `jit_compile=False` keeps Keras from compiling the step with
-# XLA, a compiler that accepts no variable on another device:
+# Our network for handwritten digits has two layers. `train_once` traces a step, and `halves.places`
+# tells from the trace where each layer's weights are and where its matrix products ran. Then
+# `train_once` trains for one step and returns the loss. `jit_compile=False` switches off XLA, a
+# compiler that accepts no variable on another device:
 
 # %%
 images, labels = digits.load(64)
@@ -91,8 +90,7 @@ print(f"loss {train_once(model, model.layers):.2f}")
 
 # %% [markdown]
 # With `fit.use`, each layer has its weights on its device and ran there in both passes. The loss is
-# the same. The layers take turns, so one device waits while the other works; [[13]] shortens the
-# wait.
+# the same.
 #
 # ## By hand: two ways that fail, and one that works
 #
@@ -132,9 +130,9 @@ _ = train_once(Called(parts), parts)
 # block.
 #
 # In the way that works, each layer has a tape of its own, whose `gradient` is called in the layer's
-# block. The second tape goes first. It returns the gradients of the second layer's weights, and
-# that of `middle`, the output of the first layer, from which the first tape goes on. By itself a
-# tape follows only variables, so the second one has to watch `middle`:
+# block. The second layer's tape goes first. It returns the gradients of that layer's weights, and
+# the gradient of `middle`, which is the output of the first layer. From this gradient the first
+# tape goes on. By itself a tape follows only variables, so the second one has to watch `middle`:
 
 # %%
 first, second = parts
@@ -158,9 +156,8 @@ print(halves.places(parts, step))
 
 # %% [markdown]
 # Now both passes of each layer ran on its device. A map of the same step also shows what crossed.
-# In it, `variables` are the weights, and `gradient_tape` is the backward pass. `first_1` and
-# `second_1` are the forward pass of the layers, because TensorFlow adds `_1` to a name that is
-# taken. A number in brackets counts operations:
+# In it, `first_1` and `second_1` are the forward pass of the layers, and `gradient_tape` is the
+# backward pass. A number in brackets counts operations:
 
 # %% tags=["cover"]
 charts.placement_map(step)
@@ -168,14 +165,13 @@ plt.show()
 show_crossing(step)
 
 # %% [markdown]
-# The host sends the images `x`, 201 kB, and the labels `y`. The first device sends `middle` to the
-# second, which is 64 · 32 numbers of 4 bytes, so 8,192 bytes. The gradient of `middle` has the same
-# size and comes back.
+# The first device sends `middle` to the second, which is 64 · 32 numbers of 4 bytes, so 8,192
+# bytes. The gradient of `middle` has the same size and comes back.
 #
 # ## Proof
 #
-# Does the step by hand compute the gradients that one tape computes on one device? `apart` returns
-# the largest difference between them, as a share of the gradient's largest number:
+# The step by hand has to compute the gradients that one tape computes on one device. `apart`
+# returns the largest difference between them, as a share of the gradient's largest number:
 
 # %%
 with tf.device(ends[0]):
@@ -185,8 +181,6 @@ with tf.device(ends[0]):
 print("less than 1e-5 from one device:", apart(gradients, of_one) < 1e-5)
 
 # %% [markdown]
-# The gradients are the same up to rounding.
-#
 # | | place by hand |
 # |---|---|
 # | **Use it when** | you write a step of your own, or want to decide which GPU does what |
@@ -195,7 +189,7 @@ print("less than 1e-5 from one device:", apart(gradients, of_one) < 1e-5)
 #
 # ## Which device an operation gets
 #
-# - If blocks are nested, the inner one decides. `tf.device(None)` undoes the blocks around it.
+# - If blocks are nested, the inner one decides.
 # - Reading or changing a variable happens on the device of the variable, whatever the block says.
 # - An operation outside every block goes to `/GPU:0` if there is one and it can run the operation,
 #   and otherwise to `/CPU:0`.
@@ -230,8 +224,8 @@ tf.config.set_soft_device_placement(True)
 
 # %% [markdown]
 # Now the wrong name is an error. But a block that names a GPU then also fails for operations that
-# no GPU can run, such as those on strings. So we switched soft placement on again. With it on, only
-# a check finds a wrong name. Put this one into your tests:
+# no GPU can run, such as those on strings. So leave soft placement on, and put this check into your
+# tests:
 
 # %%
 def ran_on(step, kind):
@@ -246,8 +240,7 @@ print("lost, on /GPU:9:", ran_on(lost_step, "MatMul") == ["/GPU:9"])
 # ## On GPUs
 #
 # > TensorFlow numbers the GPUs that it may see. With `CUDA_VISIBLE_DEVICES=2,3` they are `/GPU:0`
-# > and `/GPU:1`, and a block of `/GPU:2` runs on `/GPU:0` without a word. If you place by hand,
-# > compile with `jit_compile=False`, as here. `fit.use` takes care of this itself.
+# > and `/GPU:1`, and a block of `/GPU:2` runs on `/GPU:0` without a word.
 #
 # ## On your own
 #
