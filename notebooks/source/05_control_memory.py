@@ -31,7 +31,7 @@
 # ```
 #
 # Paste one of the two before the first tensor or model. After that TensorFlow [refuses a
-# setting](../docs/errors.md#modified). `devices.setup` makes the setting for you: growth if each
+# setting](../docs/errors.md#modified). With `devices.setup` paste neither: it sets growth if each
 # device is a GPU, and limits if several devices share one. For a program that you cannot edit, put
 # `TF_FORCE_GPU_ALLOW_GROWTH=true` into the environment.
 #
@@ -111,8 +111,7 @@ plt.show()
 # ## By hand: growth
 #
 # Why does growth take nearly twice what the tensors need? The allocator plans the size of its next
-# region, which is 2 MiB at first. What it takes for a tensor that finds no room depends on this
-# plan:
+# region, which is 2 MiB at first. When a tensor finds no room, the plan decides what is taken:
 #
 # - If the tensor fits into the planned size, the region gets this size. Then the plan doubles.
 # - If not, the plan doubles until the tensor fits. The region gets this size, and so does the next
@@ -188,7 +187,7 @@ with pretend_gpus(1) as [gpu]:
 #
 # ## On GPUs
 #
-# > The bars are measured there, and include the CUDA context.
+# > The bars of the chart are measured, and include the CUDA context.
 #
 # ## On your own
 #
