@@ -10,13 +10,12 @@
 # ![Three bars. With nothing set nearly the whole GPU is taken; with growth or a limit most is
 # left.](pictures/05_what_is_taken.svg)
 #
-# Each bar is a GPU of 17.2 GB (16 GiB), on which a script makes 600 MB of tensors. By its own
-# rules, TensorFlow takes 15.6 GB for them if nothing is set, and 1.08 GB with memory growth.
+# Each bar is a GPU of 17.2 GB (16 GiB), on which a script makes 600 MB of tensors. By the rules in
+# its source, TensorFlow takes 15.6 GB for them if nothing is set, and 1.08 GB with memory growth.
 #
 # ## The lines to paste
 #
-# With **memory growth**, TensorFlow begins with little memory and takes more when a tensor does not
-# fit:
+# With **memory growth**, TensorFlow takes more memory only when a tensor does not fit:
 #
 # ```python
 # for gpu in tf.config.list_physical_devices("GPU"):
@@ -62,8 +61,8 @@ MIB = 2**20
 # %% [markdown]
 # ## Who holds what
 #
-# There are three answers to "How much memory is used?". Here two processes share a GPU, and
-# brackets show what each answer counts:
+# There are three answers to "How much memory is used?". In the picture two processes share a GPU,
+# and the brackets show what each answer counts:
 #
 # ![On a GPU, two processes each have a context, tensors and what is kept. The allocator counts the
 # tensors, the driver all. Each process also has memory on the
@@ -72,19 +71,19 @@ MIB = 2**20
 # - NVIDIA's **driver** counts what it gave to all processes. `nvidia-smi` shows this number.
 # - TensorFlow's **allocator** takes large **regions** from the driver and hands out pieces of them
 #   to tensors. `tf.config.experimental.get_memory_info("GPU:0")` returns what is handed out. The
-#   rest is *kept* for later tensors, also after tensors are deleted.
+#   allocator *keeps* the rest for later tensors, and with it the memory of deleted ones.
 # - Each **process** also has memory on the host, which `memory.process()` returns.
 #
-# On every GPU that it uses, a process has a **CUDA context**: a few hundred MB for the driver's own
-# work. `memory.Monitor` asks for all three while your code runs ([[09]]).
+# Every process also has a **CUDA context** on each GPU that it uses. The context takes a few
+# hundred MB for the driver's own work.
 #
 # ## Try it
 #
-# What does each setting take? On a GPU, `scripts/hold_memory.py` makes 600 MB of tensors under
-# each, in a new process, and asks the driver. Without a GPU, the chart is calculated for an empty
-# one of 16 GiB, and only growth is measured, because TensorFlow's allocator for GPUs can also serve
-# the host. `growth.on_host` starts such a process. It makes a small tensor and six of 100 MB,
-# deletes them and makes them again. Its log names the regions taken:
+# How much does TensorFlow take under each setting? On a GPU, `scripts/hold_memory.py` measures it.
+# Without a GPU, the chart is calculated for one of 16 GiB. Only growth is measured, because
+# TensorFlow's allocator for GPUs can also serve the host: `growth.on_host` starts a process that
+# makes a small tensor and six of 100 MB, deletes them and makes them again. The log of this process
+# names the regions taken:
 
 # %%
 logged = growth.on_host(100_000_000, 6)
@@ -103,28 +102,28 @@ plt.show()
 #
 # - **Nothing set**: with its first tensor, TensorFlow takes all that is free, except a reserve of 1
 #   to 2 GB.
-# - **Growth**: it takes a region when a tensor does not fit.
+# - **Growth**: it takes a new region when a tensor fits into none of its regions.
 # - **A limit**: it takes that much with its first tensor.
-# - **`TF_GPU_ALLOCATOR=cuda_malloc_async`** in the environment: the driver manages the memory and
-#   gives about what the tensors need. This may help against **fragmentation**, free memory in
-#   pieces that are too small for the next tensor.
+# - **`TF_GPU_ALLOCATOR=cuda_malloc_async`** in the environment: the driver manages the memory, and
+#   gives about what the tensors need.
 # - **Every GPU hidden** by `CUDA_VISIBLE_DEVICES=-1`: it takes nothing.
 #
 # ## By hand: growth
 #
 # Why does growth take nearly twice what the tensors need? The allocator plans the size of its next
-# region, first 2 MiB. A tensor that finds no room in the regions so far gets a new one:
+# region, which is 2 MiB at first. When a tensor finds no room, the plan decides what is taken:
 #
-# - If the tensor fits into the planned size, the region has that size. Then the plan doubles.
-# - If not, the plan doubles first, until the tensor fits, and then stays.
+# - If the tensor fits into the planned size, the region gets this size. Then the plan doubles.
+# - If not, the plan doubles until the tensor fits. The region gets this size, and so does the next
+#   plan.
 #
-# The rest of a region is for the next tensors. But if the rest is smaller than the tensor and
-# smaller than 128 MiB, it is handed out with this tensor, and no other can use it:
+# The rest of the region is kept for the next tensors. But if the rest is smaller than the tensor
+# and smaller than 128 MiB, it is handed out with this tensor, and no other can use it:
 #
 # ![Five regions: 2 MiB for a small tensor, 128 for tensor 1, 128 for tensor 2, 256 for 3 and 4, 512
 # for 5 and 6.](pictures/05_growth.svg)
 #
-# Here is the rule in code. It looks only into the newest region for room, which is enough here:
+# Here is the rule in code. It looks for room only in the newest region, which is enough here:
 
 # %%
 def regions(sizes):
@@ -159,8 +158,8 @@ print("TensorFlow's regions are those by hand:", logged == by_hand)
 
 # %% [markdown]
 # The log has these five regions and no sixth, although the tensors were made twice: the allocator
-# had kept the memory of the deleted ones. So an idle notebook keeps its memory until you restart
-# its kernel.
+# had kept the memory of the deleted ones. For the same reason, an idle notebook keeps its memory
+# until you restart its kernel.
 #
 # ## Break it
 #
@@ -177,8 +176,8 @@ with pretend_gpus(1) as [gpu]:
     print("growth after the limit:", gpu_options().allow_growth)
 
 # %% [markdown]
-# The limit has switched growth off, and no message says so. In the other order, TensorFlow refuses.
-# It also refuses to start if growth is set on only one of two visible GPUs.
+# The limit has switched growth off, and no message says so. In the other order, TensorFlow raises
+# an error.
 #
 # | | growth | a limit |
 # |---|---|---|
@@ -186,13 +185,9 @@ with pretend_gpus(1) as [gpu]:
 # | **It costs** | it can still fill the whole GPU | no run can use what another leaves free |
 # | **Instead** | set nothing if the GPU is yours alone | give each script its own GPU ([[16]]) |
 #
-# No setting makes a model smaller. If it does not fit alone, go on with [[10]].
-#
 # ## On GPUs
 #
-# > The chart is measured there, and includes the CUDA context. When memory runs out, TensorFlow
-# > logs what holds it. Because `devices.setup` silences this log, put `TF_CPP_MIN_LOG_LEVEL=0` into
-# > the environment to read it.
+# > The bars of the chart are measured, and include the CUDA context.
 #
 # ## On your own
 #
@@ -239,8 +234,8 @@ checks.limit_for(limit_for)
 # %% [markdown]
 # ## What we saw
 #
-# - With growth, TensorFlow took regions of 2, 128, 128, 256 and 512 MiB.
-# - By our rule these are 1.08 GB for 600 MB of tensors, and TensorFlow's regions were the same.
+# - With growth, TensorFlow took 1.08 GB for 600 MB of tensors, in regions of 2, 128, 128, 256 and
+#   512 MiB. The rule by hand gives the same regions.
 # - Deleted tensors gave no memory back: made again, they needed no new region.
 # - A limit switched growth off without a message.
 #

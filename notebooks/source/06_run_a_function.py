@@ -31,7 +31,7 @@
 # on_all = tf.function(towers.make_parallel(saliency, plan.devices))
 # ```
 #
-# **You need** [[00]] and [[04]]. For `fit` and `predict` on all devices, take [[01]].
+# **You need** [[00]] and [[04]].
 
 # %%
 from mgpu_helpers import devices
@@ -73,8 +73,8 @@ with tf.device(plan.host):
 
 # %% [markdown]
 # The function to share, `saliency`, returns for each image the gradient of its highest score with
-# respect to the pixels. The tape has to watch them, because by itself it follows only variables. A
-# pixel times its gradient is, roughly, what this pixel adds to the score:
+# respect to the pixels. The tape has to watch the pixels, because by itself it follows only
+# variables:
 
 # %%
 def saliency(x):
@@ -85,7 +85,8 @@ def saliency(x):
 
 
 # %% [markdown]
-# This is the line that shares it:
+# One line shares the function. The chart shows each pixel times its gradient, which is roughly what
+# this pixel adds to the score of the class that the model chose:
 
 # %%
 on_all = tf.function(towers.make_parallel(saliency, plan.devices))
@@ -96,8 +97,6 @@ drawings.attributions(images[:10], images[:10] * found[:10])
 plt.show()
 
 # %% [markdown]
-# Green pixels speak for the class that the model chose, and purple ones against it.
-#
 # ## Proof
 #
 # Are these the numbers of one device?
@@ -108,8 +107,8 @@ with tf.device(first):
 print(f"{np.count_nonzero(close):,} of {close.size:,} numbers agree to 0.00001")
 
 # %% [markdown]
-# All of them agree. And did every device work? `saliency` needs six matrix products: three go
-# forward, from the pixels to the scores, and three go backward. A trace tells where each one ran:
+# Did every device work? `saliency` needs six matrix products, three forward and three backward. A
+# trace tells where each one ran:
 
 # %%
 def show_products(step):
@@ -126,14 +125,13 @@ sent = sum(size for ends, size in inside.bytes_between().items() if plan.host no
 print(f"the devices sent each other {sent:,} bytes")
 
 # %% [markdown]
-# Every device computed six products for its own shard. The bytes are the model's weights, which the
-# first device sends at each call.
+# Every device computed six products for its own shard. The bytes are the model's weights.
 #
 # ## By hand
 #
 # `on_each` calls a function on each device with the shards of that device. `make_parallel`, after
 # *Effective TensorFlow* ([2017](../docs/sources.md#make_parallel)), cuts the batches before and
-# joins the results after. Both functions take any number of batches and of devices:
+# joins the results after:
 
 # %%
 def on_each(function, places, *shards):
@@ -158,8 +156,8 @@ by_hand = make_parallel(saliency, plan.devices)(images)
 print("the numbers of the helper:", np.allclose(by_hand, found, rtol=0, atol=1e-5))
 
 # %% [markdown]
-# Called like this, on cores each device waits for the one before it. In the line to paste,
-# `tf.function` makes a graph of the whole call, in which all devices work at the same time.
+# Called like this, each core waits for the one before it. In the line to paste, `tf.function` makes
+# a graph of the whole call, in which all devices work at the same time.
 #
 # ## Break it
 #
@@ -190,10 +188,9 @@ show_products(around)
 # which `tape.gradient` is called. Here that is the block of the host, and in `saliency` that of
 # each device.
 #
-# Two maps show both ways, with the bytes that crossed. `x` or `args_0` is the batch, which `split`
-# cuts. `tower_0` and `tower_1` are the function on the two shards; the blue part of `tower_1` only
-# reads the weights for the second device. `gradient_tape` is the backward pass, and `concat` joins
-# the results:
+# Two maps show both ways, with the bytes that crossed. `tower_0` and `tower_1` are the function on
+# the two shards, and `gradient_tape` is the backward pass. The blue part of `tower_1` only reads
+# the weights for the second device:
 
 # %% tags=["varies", "cover"]
 for title, step in {"One tape around all": around, "A tape on each": inside}.items():
@@ -207,8 +204,8 @@ for title, step in {"One tape around all": around, "A tape on each": inside}.ite
 #
 # ## Was it faster?
 #
-# Two devices save about half of the computing time at best, and the copies take some of that back.
-# We time ten pairs of calls, in which `.numpy()` waits for the result:
+# At best, two devices take half of the time of one. We time ten pairs of calls, in which `.numpy()`
+# waits for the result:
 
 # %%
 on_one = tf.function(towers.make_parallel(saliency, [first]))
@@ -217,8 +214,8 @@ timing.compare(
     names=("on all", "on one"), repeats=10)  # fmt: skip
 
 # %% [markdown]
-# You see the gain only if both cores are free. The brackets give a range: over many more pairs, the
-# ratio would lie in it in at least nine of ten cases. With few pairs it can pass 2 by chance.
+# You see the gain only if both cores are free. The brackets give a 90 % confidence interval, which
+# is wide because ten pairs are few.
 #
 # | | `towers.make_parallel` |
 # |---|---|
@@ -226,17 +223,15 @@ timing.compare(
 # | **It costs** | at each call, the first device sends the weights to every other one |
 # | **Instead** | [[01]] to train or predict; `strategy.run` for copies of the weights ([[03]]) |
 #
-# The function must not mix rows. BatchNormalization called with `training=True` does, because it
-# takes the mean of its shard, and no error says so. A function that returns a single number is
-# refused. So is a batch that does not divide, unless you pass `uneven=True` to
-# `towers.make_parallel`.
+# If the function mixes rows, its numbers change, and no error says so. BatchNormalization called
+# with `training=True` does this, because it takes the mean of its shard. A batch that does not
+# divide is refused, unless you pass `uneven=True` to `towers.make_parallel`.
 #
 # ## On GPUs
 #
-# > Photos and results cross with one GPU, too. Sharing adds the weights for every further GPU: for
-# > a ResNet-50 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256 photos takes about 4
-# > TFLOP, so 270 ms on a GPU of 15 TFLOP/s. A second GPU saves half of that, much more than the
-# > copy takes.
+# > For a ResNet-50 the weights are 102 MB, which cross in 10 ms at 10 GB/s. The saliency of 256
+# > photos takes about 4 TFLOP, so 270 ms on a GPU of 15 TFLOP/s. A second GPU saves half of that,
+# > much more than the copy takes.
 #
 # ## On your own
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Train in towers
 #
-# You train on several devices, and each computes gradients for its share of the batch. If your own
-# training step adds these up instead of averaging them, the training changes, and no error says so.
+# You train on several devices with a step of your own. If it adds up the gradients of the devices
+# instead of averaging them, the training changes, and no error says so.
 #
 # **In this lesson** you build a step for several devices by hand, prove that it trains as one
 # device does, and count what it sends.
@@ -11,13 +11,12 @@
 # them in the next step.](pictures/07_two_towers.svg)
 #
 # This is **data parallelism**. Each device gets a part of the batch, its **shard**, and computes
-# the gradients of this shard; the work of one device is a **tower**. With two towers every weight
-# moves as on one device, to a part in 10,000.
+# the gradients of this shard; the work of one device is a **tower**. With two towers, every weight
+# moves as on one device, to within 0.01 %.
 #
 # ## The lines to paste
 #
-# `fit.use` gives a compiled model a step with the same gradients, also a model with a `train_step`
-# of its own ([[03]]):
+# `fit.use` gives your compiled model a step with the same gradients:
 #
 # ```python
 # from mgpu_helpers import devices, fit
@@ -108,9 +107,8 @@ print(f"their mean:   {mean([slope(shard) for shard in shards]):.1f}")
 # ## For any model
 #
 # `make_step` does the same for a Keras model. The host cuts the batch with `towers.split`, and
-# `towers.run` calls `tower` on each device with its shard. Each call returns a list: the loss, and
-# a gradient for each weight. `zip` turns these lists into columns, so that a column has one
-# weight's gradients from all devices. The host takes the mean of each:
+# `towers.run` calls `tower` on each device with its shard. `zip` then collects the gradients of a
+# weight from all devices in a column, and the host takes the mean of each column:
 
 # %%
 def make_step(model, places, together=mean):
@@ -161,8 +159,7 @@ print("by hand, below 1e-4 from one device:", difference(by_hand, one) < 1e-4)
 print("fit.use, below 1e-4 from one device:", difference(by_fit, one) < 1e-4)
 
 # %% [markdown]
-# Apart from rounding, both are the step of one device. Here is the one by hand on one device and on
-# all, each the fastest of three:
+# Here is the step by hand on one device and on all:
 
 # %% tags=["varies", "cover"]
 def shortest(step):
@@ -174,9 +171,8 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# The towers compute at the same time, each with half of the images, so on two free cores the step
-# takes about half as long. At the black line the last gradient has been averaged, so the slower
-# tower decides when the update can begin.
+# The towers compute at the same time, so on two free cores the step takes about half as long. At
+# the black line both are done and their gradients averaged, and the update can begin.
 #
 # ## Break it
 #
@@ -194,10 +190,10 @@ for kind, rate in [(keras.optimizers.SGD, 0.3), (keras.optimizers.Adam, 0.003)]:
     print(f"{kind.__name__:5} sum: ", losses(tf.add_n, kind(rate)))
 
 # %% [markdown]
-# With SGD the sum acts like a learning rate twice as large. You see the mistake only if you compare
-# it with one device. With Adam you do not see it at all, because Adam divides each gradient by its
-# usual size. The mistake shows when you clip the gradients or change the optimizer. So prove a step
-# of your own with SGD.
+# With SGD the sum acts like a learning rate twice as large, which you see only if you compare with
+# one device. With Adam you do not see it even then, because Adam divides each gradient by its usual
+# size. It shows when you clip the gradients or change the optimizer. So prove a step of your own
+# with SGD.
 #
 # ## What crosses
 #
@@ -212,23 +208,21 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # %% [markdown]
 # The host, `/CPU:0`, sends each device its shard of 1,320,480 bytes, and the first also the mean
 # gradients. Each device sends the host its gradients, and a loss of 4 bytes. The second device
-# reads the weights from the first. In the step of `fit.use`, the second device sends its gradients
-# to the first, and the host gets none.
+# reads the weights from the first.
 #
 # ## A ring
 #
-# One device that averages for all has to send the mean to every other one. So GPUs average among
-# themselves, in an **all-reduce**, after which each has the mean. In a **ring**, each device sends
-# only to its neighbour. It cuts its gradients into as many pieces as there are devices, here four.
-# Device 0 starts with ones, device 1 with tens, and so on:
+# A device that averages for all has to send the mean to every other one. GPUs average among
+# themselves instead, in an **all-reduce**, after which each has the mean. In a **ring**, each
+# device sends only to its neighbour. It cuts its gradients into as many pieces as there are
+# devices, here four. Device 0 starts with ones, device 1 with tens, and so on:
 #
 # ![Four devices in a ring, and what each holds after each of six
 # rounds.](pictures/07_ring_of_four.svg)
 #
 # In the first three rounds, each device adds what it receives to its own piece, which is framed,
-# and sends this sum on in the next round. Then each has one finished sum, 1111. In the last three,
-# the finished sums go around. Divided by 4, they are the mean. The two halves are the
-# reduce-scatter and the all-gather of [[11]].
+# and sends this sum on in the next round. Then each device has one finished sum, 1111. In the last
+# three rounds the finished sums go around. Divided by 4, they are the mean.
 #
 # The table shows what the busiest device sends, as a multiple of all gradients:
 #
@@ -246,8 +240,7 @@ for (source, target), size in sorted(traces["All devices"].bytes_between().items
 # ## On GPUs
 #
 # Give each GPU a large shard: with a small one, operations take longer to start than to run, and a
-# second GPU gains nothing. Under `fit.strategy`, NVIDIA's library NCCL does the all-reduce, often
-# in a ring.
+# second GPU gains nothing.
 #
 # ## On your own
 #
@@ -305,8 +298,8 @@ checks.half_the_bytes(half_the_bytes)
 #
 # ## In practice
 #
-# Use `fit` under `fit.strategy` or `fit.use`: both take batches of any size. If you change the step
-# itself, start from `make_step`. It needs shards of one size, it leaves out regularization losses,
-# and its BatchNormalization takes the statistics of one shard.
+# Use `fit` under `fit.strategy` or `fit.use`. If you change the step itself, start from
+# `make_step`. It needs shards of one size, it leaves out regularization losses, and its
+# BatchNormalization takes the statistics of one shard.
 #
 # Next: [[next]].

@@ -2,10 +2,8 @@
 # # Compile what each device does
 #
 # On one GPU, Keras compiles your training step with **XLA**, TensorFlow's compiler. On several,
-# Keras and `tf.distribute` leave XLA out, and this can cost more than the second GPU gains. On an
-# H200, XLA made a step of ResNet-50 [three times as
-# fast](../docs/first_ten_minutes_on_a_gpu.md#11-compiled-parts-of-a-step-tried-on-an-h200); a
-# second GPU makes it at most twice as fast. Our `fit` compiles on several devices, too:
+# Keras and `tf.distribute` leave XLA out, and this can cost as much as the second GPU gains. Our
+# `fit` compiles on several devices, too:
 #
 # ```python
 # with fit.strategy(plan).scope():
@@ -14,7 +12,7 @@
 # model.fit(x, y)
 # ```
 #
-# So does `fit.use(model, plan)`. A GPU runs operations as **kernels**. A small one often takes
+# So does `fit.use(model, plan)`. A GPU runs operations as **kernels**. A small kernel often takes
 # longer to start than to run, and XLA joins many into one. Here is a step of MobileNetV2 on an H200
 # whose halves stand for two GPUs:
 #
@@ -23,13 +21,13 @@
 # | `MirroredStrategy`, without XLA | 11,578 | 97 ms |
 # | `fit.strategy(plan, synchronized=False)`, with XLA | 2,059 | 47 ms |
 #
-# XLA saves half of the time. The times are
-# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200), and the halves
-# compute in turns; nobody has measured this on two real GPUs.
+# XLA saves half of the time, as much as a second GPU saves at best. The times are
+# [rough](../docs/first_ten_minutes_on_a_gpu.md#14-compiled-layouts-on-an-h200), and nobody has
+# measured this on two real GPUs.
 #
 # **In this lesson** you build a compiled step by hand, prove that it trains as one device does, and
-# see what XLA makes faster. In an **exchange**, devices send each other something, such as
-# gradients. All that a device does between two exchanges becomes one function:
+# see what XLA makes faster. All that a device does between two **exchanges**, such as that of the
+# gradients, becomes one function:
 #
 # ![Each device runs two compiled functions; between these, gradients cross, and the first device
 # adds them up.](pictures/08_functions.svg)
@@ -93,17 +91,16 @@ print(f"in all: {sum(n for _, n in found)} became {len(found)}, and {others} sta
 
 # %% [markdown]
 # The first two functions return the gradients of each device's share of the batch. The third
-# belongs to the exchange: the first device adds up 14 gradients, those of a kernel and a bias for
-# each layer. The last two update each device's weights with Adam. Two operations on single numbers
-# are not compiled.
+# belongs to the exchange: the first device adds up 14 gradients. The last two update each device's
+# weights with Adam. Two operations on single numbers are not compiled.
 #
 # ## Build it by hand
 #
 # XLA refuses a function that uses variables of another device, and our model has all its variables
 # on the first one. So we write **pure functions**, which use no variables: the weights go in as
-# arguments, and what changes comes out as results. Keras's `stateless_call` calls a model with the
-# weights that you give it, and with its variables that are not trained, here none. `update` is SGD
-# with momentum, which is shorter than Adam:
+# arguments, and what changes comes out as results. Keras's `stateless_call` takes a model's weights
+# as an argument, and also its variables that are not trained, here none. `update` is SGD with
+# momentum, which is shorter than Adam:
 
 # %%
 first = plan.devices[0]
@@ -127,7 +124,7 @@ def update(weights, moves, means):
 
 # %% [markdown]
 # `stepper` makes a step of these functions, and the weights and momentum of each device. `jit` says
-# whether XLA compiles `gradients` and `update`:
+# whether XLA compiles:
 
 # %%
 def put(variable, value):
@@ -183,8 +180,8 @@ print("by hand differs by less than 1e-12:", apart(by_hand, on_one(momentum)) < 
 # %% [markdown]
 # ## Count what a device starts
 #
-# We trace the step by hand without XLA and with it. `compiled.started` counts the operations that
-# compute, and leaves out those that read and write variables. A compiled function counts as one:
+# We trace the step by hand without XLA and with it. `compiled.started` counts the operations that a
+# device starts, but for those that read and write variables. A compiled function counts as one:
 
 # %%
 plain, _ = stepper(jit=False)
@@ -198,9 +195,7 @@ plt.show()
 
 # %% [markdown]
 # Without XLA, each device starts 108 operations, mostly so short that they are thin lines. With XLA
-# it starts two, the wide boxes. In both cases the host starts 30, to cut the batch and to average
-# 14 gradients. A device's grey lines read and write variables. Both devices compute at once if each
-# gets a core, and take turns on a busy machine.
+# it starts two, the wide boxes.
 #
 # ## What XLA fuses
 #
@@ -233,8 +228,7 @@ with tf.device(first):
         print(f"{function.__name__ + ':':10}", compiled.kernels(function, *given))
 
 # %% [markdown]
-# A `dot` is a matrix product, and a `fusion` is a fused loop. `gradients` still has 20 products:
-# each layer has one forward and two backward, but the first one needs no gradient of the images.
+# A `dot` is a matrix product, and a `fusion` is a fused loop. `gradients` still has 20 products.
 # Adam's twelve operations became three loops, one for each result. Which of `adam` and `product`
 # does XLA make faster on one core?
 
@@ -282,15 +276,14 @@ print(*(each.message for each in said))
 
 # %% [markdown]
 # XLA refuses the whole function, because it has no `PyFunc`, the operation that `numpy_function`
-# makes. `fit` compiles the rest, runs `PyFunc` on each device, and says so; the other two
-# operations are those on single numbers. On a GPU, NumPy's data goes to the host and back, so use
-# TensorFlow's own operations in such a layer.
+# makes. `fit` compiles the rest and runs `PyFunc` on each device, which makes two operations more
+# than before. On a GPU, NumPy's data goes to the host and back, so use TensorFlow's own operations
+# in such a layer.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a step has many small operations, as in normalization and Adam |
 # | **It costs** | time to compile, minutes for MobileNetV2, and again for each batch size |
-# | **It holds** | the old and the new weights at once, during an update |
 # | **Instead** | `jit_compile=False` while you debug, or if your batches have many lengths |
 #
 # ## On GPUs

@@ -29,8 +29,8 @@
 # ```
 #
 # `model` is your compiled Keras model. Both lines count from the graph of the step, and nothing is
-# trained. On a GPU, compile the model with `jit_compile=False`. Without it, Keras uses XLA, a
-# compiler that rebuilds the step and so changes the peak.
+# trained. On a GPU, compile the model with `jit_compile=False`. Otherwise Keras uses XLA, which
+# rebuilds the step and changes the peak.
 #
 # **You need** [[00]].
 
@@ -77,9 +77,9 @@ print(predicted)
 print("largest batch in 1 GB:", memory.fits(model, 1e9))
 
 # %% [markdown]
-# A layer's outputs are its **activations**; that line also counts the gradients of these outputs.
-# "Gradients" are only those of the weights, and the counted peak holds none. **Slots** are the
-# numbers that an optimizer keeps for each weight; Adam keeps two.
+# The line `activations` counts the outputs of the layers and the gradients of these outputs. The
+# line `gradients` counts those of the weights, of which none is alive at the peak. **Slots** are
+# the numbers that an optimizer keeps for each weight; Adam keeps two.
 #
 # The prediction has a range, because a real step may run its operations in another order.
 # `memory.fits` counts with its upper end.
@@ -87,8 +87,8 @@ print("largest batch in 1 GB:", memory.fits(model, 1e9))
 # ## Is it true?
 #
 # A trace of a real step lists every tensor made and freed. We trace three steps, because TensorFlow
-# may choose another order than the picture's, and then hold more. `scratch=False` leaves
-# out what an operation borrows only while it runs:
+# may choose another order than the picture's, and then hold more. `scratch=False` leaves out what
+# an operation borrows only while it runs:
 
 # %%
 images, labels = digits.load(512)
@@ -99,18 +99,16 @@ step = steps[np.argmin(peaks)]  # in the picture's order
 print("all in the range:", predicted.low < min(peaks) <= max(peaks) < predicted.high)
 
 # %% [markdown]
-# All three peaks are in the range. The chart shows the step that held least, about a tenth less
-# than predicted. With each large tensor that is made or freed the curve goes one place to the
-# right; a name stands where a layer's output was made:
+# The chart shows the step that held least, about a tenth less than predicted:
 
 # %% tags=["varies", "cover"]
 drawings.within(charts.live_bytes(step, by="tensor"), predicted)
 plt.show()
 
 # %% [markdown]
-# Before the dashed line the curve climbs with each output. On a CPU a pool also keeps a second,
-# smaller tensor, which has no name here. After the line, each layer adds a gradient and frees its
-# own output. The peak comes near the end, because the first layers have the largest outputs.
+# Before the dashed line the curve climbs with each named output. After the line, each layer adds a
+# gradient and frees its own output. The peak comes near the end, because the first layers have the
+# largest outputs.
 #
 # ## It does not fit: what now
 #
@@ -127,12 +125,12 @@ for way in advice.ways:
 # %% [markdown]
 # Four remedies fit. They halve the activations: a device computes half of the batch at a time, or
 # keeps half of the bytes of each number. Weights and slots, the "state", are too small here to
-# matter. `fit` comes from `mgpu_helpers`. Its options are in [[10]], [[11]] and [[12]].
+# matter.
 #
 # | | `memory.predict`, `fits` and `plan` |
 # |---|---|
 # | **Use them when** | a batch does not fit, or before you rent a GPU |
-# | **They cost** | from one second to some seconds |
+# | **They cost** | a few seconds |
 # | **Instead** | `memory.measure`, which traces two small batches |
 #
 # ## Proof: count it by hand
@@ -149,8 +147,7 @@ print(f"by hand {512 * 4 * 2 * (6272 + 1568):,} bytes,", end=" ")
 print(f"traced {sum(held.bytes for held in largest):,}")
 
 # %% [markdown]
-# The count is right to the byte, and these four are nearly the whole peak. Weights and slots come
-# on top, because a trace counts only what the step makes.
+# The count is right to the byte, and these four are nearly the whole peak.
 #
 # ## Break it
 #
@@ -186,9 +183,8 @@ charts.monitor(monitor)
 plt.show()
 
 # %% [markdown]
-# The numbers take next to no memory. With the tapes the curve climbs in every step, until the list
-# is dropped or memory runs out. On a GPU look at "/GPU:0, handed out", the memory that TensorFlow
-# gave to tensors. How many tapes are still alive?
+# The numbers take next to no memory. With the tapes the curve climbs in every step, and no error
+# says so. How many tapes are still alive?
 
 # %%
 gc.collect()
@@ -196,15 +192,12 @@ alive = sum(type(each) is tf.GradientTape for each in gc.get_objects())
 print(alive, "tapes are alive after", len(history), "steps")
 
 # %% [markdown]
-# Every step left its tape, and no error says so.
-#
 # ## On GPUs
 #
 # > Leave a tenth of the GPU free. TensorFlow took [3 to 9 % more on an
 # > H100](../docs/first_ten_minutes_on_a_gpu.md#10-what-an-h100-showed) than a traced step held, and
-# > what CUDA takes at its start, a few hundred megabytes, is not counted either. The first step may
-# > hold far more for a moment, probably because cuDNN, which computes convolutions, tries its
-# > algorithms.
+# > the CUDA context takes a few hundred MB on top. In the chart of `memory.Monitor`, the curve
+# > "/GPU:0, handed out" is the memory of the tensors.
 #
 # ## On your own
 #
@@ -273,6 +266,6 @@ checks.keeps_one(train)
 #
 # Count with `memory.predict` before you train, and take the first line of `memory.plan` that fits.
 # If your inputs have different lengths, count with the longest. If you have no model yet, the
-# [calculator](../docs/calculator.md) counts from a number of parameters and compares grids.
+# [calculator](../docs/calculator.md) counts from a number of parameters.
 #
 # Next: [[next]].
