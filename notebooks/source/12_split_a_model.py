@@ -143,9 +143,9 @@ held = {name: 12 * alone.get_layer(name).count_params() for name in names}
 print(*pipeline.cuts(whole, names, stages=2, held=held), sep="\n")
 
 # %% [markdown]
-# The fewest bytes cross before `fc1`. `fit.use` found this cut without a trace, because there both
-# stages have about equally many arithmetic operations. If you want another cut, name the layers
-# with which the later stages begin, as in `stages=["conv3"]`.
+# The fewest bytes cross before `fc1`. `fit.use` needs no trace: it cuts where both stages have
+# about equally many arithmetic operations, which is the same place here. If you want another cut,
+# name the layers with which the later stages begin, as in `stages=["conv3"]`.
 #
 # ## By hand
 #
@@ -277,8 +277,7 @@ show_crossing(step)
 #
 # ## On GPUs
 #
-# Between GPUs data goes over PCIe or NVLink, so a cut at which little crosses pays more than it
-# does on cores.
+# Between GPUs data goes over PCIe or NVLink, so there it pays more to cut where little crosses.
 #
 # `fit.use` cuts Sequential and functional models. A model with a `call` of its own has no list of
 # layers to cut: write it by hand, as above.
