@@ -12,11 +12,10 @@
 # | `fit.use(model, recompute=True)` | computes activations twice, keeps few | about 30 % |
 # | `keras.config.set_dtype_policy("mixed_bfloat16")` | halves activations | about two thirds |
 #
-# The first is **accumulation**, whose pieces are also called micro-batches, the second
-# **recomputation**, or gradient checkpointing, and the third **mixed precision**.
+# The three are called **accumulation**, **recomputation** or gradient checkpointing, and **mixed
+# precision**. Pieces are also called micro-batches.
 #
-# `fit.use` takes a compiled model, and `fit.alone(model)` undoes it. The third line has to come
-# before the model is built.
+# `fit.use` takes a compiled model. The third line has to come before the model is built.
 #
 # **You need** [[03]] and [[09]].
 
@@ -77,19 +76,18 @@ with tf.device(device):
 drawings.hills(steps, device)
 
 # %% [markdown]
-# The forward pass leaves **activations** for the backward pass. In the backward pass the curve
-# first climbs on, because gradients come on top, and TensorFlow frees many activations late.
+# As it is, the curve climbs in the forward pass, which keeps **activations** for the backward pass.
+# It climbs on in the backward pass, because gradients come on top and TensorFlow frees many
+# activations late.
 #
-# - Accumulated, each piece makes a hill, the first often higher. Between two hills the sum of
-#   gradients is kept.
-# - Recomputed, the network is in four parts. Hill 1 is the last part, where the backward pass
-#   begins. The three others run forward a second time before they run backward.
-# - In bfloat16 activations are half as large, but copies of the weights and of the batch are added.
+# - Accumulated, each piece makes a hill. Between two hills only the sum of gradients is kept.
+# - Recomputed, the network is in four parts, and each makes a hill. Hill 1 is the last part, where
+#   the backward pass begins. The three others run forward a second time before they run backward.
+# - In bfloat16 activations are half as large. The weights stay in float32, and copies of them and
+#   of the batch are added.
 #
 # Assume that 10 MB are free for the weights and what a step adds. Which step fits, and does it
-# compute more? `graph.flops` counts the additions and multiplications of matrix products. A
-# backward pass has twice as many as a forward pass, but leaves out the gradient of the images, so a
-# step computes nearly three forward passes:
+# compute more? `graph.flops` counts the additions and multiplications of matrix products:
 
 # %%
 weights = 4 * models["as it is"].count_params()
@@ -100,34 +98,31 @@ for name, step in steps.items():
           f"computes {computed:.2f} forward passes")  # fmt: skip
 
 # %% [markdown]
-# Accumulation and recomputation fit; bfloat16 alone does not. Only recomputation computes more, by
-# 0.61 of a forward pass. It is less than one, because the last part runs forward only once, and the
-# last product of each other part is not needed again.
+# A backward pass computes twice as much as a forward pass, less the gradient of the images, so a
+# step computes nearly three forward passes. Only recomputation computes more, by 0.61 of a forward
+# pass.
 #
 # ## Ask before you run
 #
-# `memory.plan` estimates all this before a step runs. Call it before `fit.use`. In brackets is the
-# range over possible orders of operations; "perhaps" means that it fits in only some of them.
-# `work` is relative to the step as it is, and `crosses` is what moves to or from the device:
+# Call `memory.plan` before `fit.use`: it estimates all this without running a step. What a step
+# holds depends on the order of its operations, so there is a range in brackets. "Perhaps" means
+# that the step fits in only some of these orders. `work` is what it computes, relative to the step
+# as it is:
 
 # %% tags=["nbval-ignore-output"]
 memory.plan(models["as it is"], batch=1024, budget=10e6)
 
 # %% [markdown]
-# The plan says six pieces, because six fit in any counted order. Four fitted above, in the order
-# that TensorFlow took, and larger pieces keep a GPU busier.
+# The plan says six pieces, because these fit in any order. Four were enough above, in the order
+# that TensorFlow took.
 #
 # | | accumulation | recomputation | precision |
 # |---|---|---|---|
 # | **Use it when** | a smaller batch fits | pieces are slow or do not fit | fewer digits suffice |
 # | **It costs** | smaller products | up to one more forward pass | 7 digits become 2 or 3 |
-# | **Instead** | the smaller batch | more pieces, if they fit | the other two |
 #
-# If the weights are large and the batch is small, a step holds mostly weights and their gradients.
-# Then none of the three helps: read [[11]], which explains the plan's last row, or [[12]].
-#
-# The sum of the pieces' gradients, each by its share of the examples, is the gradient of the batch.
-# BatchNormalization computes other numbers from a piece; `fit.use` warns of that.
+# If a step holds mostly weights and their gradients, none of the three helps. Then read [[11]] or
+# [[12]].
 #
 # ## Recomputation by hand
 #
@@ -137,8 +132,8 @@ memory.plan(models["as it is"], batch=1024, budget=10e6)
 # ![As it is, the 64 and the 256 numbers of three blocks are kept; recomputed, the 256 only of the
 # block that runs backward.](pictures/10_kept_and_again.svg)
 #
-# A function under `tf.custom_gradient` returns its result and a second function. TensorFlow calls
-# that one in the backward pass, with `dy`, the gradient of the result. Ours runs the block again:
+# A function under `tf.custom_gradient` returns its result and a function for the backward pass,
+# which takes `dy`, the gradient of the result. Ours runs the block again:
 
 # %%
 def recomputed(block, wait=True):
@@ -157,8 +152,8 @@ def recomputed(block, wait=True):
     return run
 
 # %% [markdown]
-# With `wait`, the second run begins when `dy` is there. What will the peak be without it? We take
-# ten blocks without Keras:
+# With `wait`, the second run begins only when `dy` is there. Write down what you expect: what is
+# the peak without it? We take ten blocks without Keras:
 
 # %%
 random = np.random.default_rng(0)
@@ -190,17 +185,18 @@ for name, step in made.items():
     print(f"{name:12} {products} products, peak {share:.1f} of the step as it is")
 
 # %% [markdown]
-# Ten products run twice, one for each block, and the peak falls to 0.3. Without `wait` nothing is
-# saved, and no error says so: TensorFlow finds that both runs compute the same and keeps the first.
+# One product of each block runs a second time. Without `wait` nothing is saved, and no error says
+# so: TensorFlow finds that both runs compute the same and keeps the first.
 #
-# `recompute=True` takes several blocks as one part, here the ten blocks as four parts: about √n
-# parts are best for n blocks ([Chen, 2016](../docs/sources.md#sublinear)). With fewer parts, fewer
-# inputs are kept, but each part holds more while it runs.
+# `recompute=True` takes several blocks as one part. Fewer inputs are kept then, but a larger part
+# holds more while it runs. About √n parts are best for n blocks ([Chen,
+# 2016](../docs/sources.md#sublinear)).
 #
 # ## Proof
 #
-# Accumulation and recomputation should give the weights of plain training. We train two steps in
-# float64, where rounding hides no mistake:
+# The gradients of the pieces, each weighted by its share of the examples, add up to the gradient of
+# the batch, and recomputation computes the same numbers again. So both should give the weights of
+# plain training. We train two steps in float64, where rounding hides no mistake:
 
 # %%
 def trained(model):
@@ -231,17 +227,13 @@ print("gradient", *tape.gradient(dropped, ones).numpy().astype(int))
 
 # %% [markdown]
 # The gradient should be 2 at the same places as the result, but the second run silently drew
-# another mask. `fit.use` gives both runs of a Keras layer the same seeds, and refuses a layer that
-# draws with `tf.random`.
+# another mask. `fit.use` gives both runs of a Keras layer the same seeds.
 #
 # ## On GPUs
 #
-# > `mixed_bfloat16` also makes large products faster from Ampere on (A100, RTX 30), `mixed_float16`
-# > from Volta on (V100, T4). In float16 small numbers become 0 and large ones infinite, so Keras
-# > scales the loss ([Micikevicius, 2017](../docs/sources.md#mixed)). In both, weights stay in
-# > float32, because an update is often too small to change 2 or 3 digits.
-# >
-# > XLA, which would change the peaks above, is off in this lesson.
+# > `mixed_bfloat16` also makes large products faster on GPUs from Ampere on, such as A100 and RTX
+# > 30. On V100 and T4 `mixed_float16` does so. In float16 small gradients become 0, so Keras
+# > scales the loss ([Micikevicius, 2017](../docs/sources.md#mixed)).
 #
 # ## On your own
 #

@@ -6,8 +6,9 @@
 # batch does not help: the device that updates the weights still holds all 16.
 #
 # **In this lesson** one line gives each weight an owner among the devices. Between two steps, only
-# the owner keeps the weight and its slots. Our network of 39.5 MB takes 20.5 MB on one device
-# and 18.9 MB on the other, and trains as before. With four weights, A to D:
+# the owner keeps the weight and its slots. Our network keeps 39.5 MB on one device. With owners,
+# two devices keep 20.5 MB and 18.9 MB, and it trains as before. With four weights, A to D, a step
+# looks like this:
 #
 # ![Each device owns some of the weights and fetches the others in a step.](pictures/11_owners.svg)
 #
@@ -22,7 +23,7 @@
 # model = fit.use(model, plan, state="owners")  # with one GPU: state="host"
 # ```
 #
-# `fit.use` takes any built model. `state="host"` makes the host own all weights.
+# `state="host"` makes the host own all weights.
 #
 # **You need** [[09]] and [[07]].
 
@@ -49,9 +50,9 @@ from mgpu_helpers.lessons.state import apart, at_rest, share_of_weights, show, s
 # %% [markdown]
 # ## Try it
 #
-# Our network has thirteen dense layers without biases, so each has one weight: a matrix of
-# parameters. We train on one device, and then on all, without owners and with them. `show` prints
-# the losses, and what each device keeps between two steps:
+# Our network has thirteen dense layers without biases, so each layer has one weight, a matrix. We
+# train on one device, and then on all, without owners and with them. `show` prints the losses, and
+# what each device keeps between two steps:
 
 # %%
 images, labels = digits.load(32 * len(plan))
@@ -83,10 +84,8 @@ for name, model in models.items():
     show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses agree, and with owners each device keeps about half.
-#
-# Within a step, gradients and activations come on top. `show_step` prints the most that each device
-# holds, and what crosses:
+# The losses agree. Within a step, gradients and activations come on top. `show_step` prints the
+# most that each device holds, and what crosses:
 
 # %% tags=["nbval-ignore-output"]
 for name, model in models.items():
@@ -94,8 +93,9 @@ for name, model in models.items():
     show_step(model, trace.fit_step(model, (x, y)))
 
 # %% [markdown]
-# With owners the fullest device holds about half as much. As much crosses as without owners: each
-# weight and each gradient once. On a GPU you save less, because fetched weights are copies there.
+# With owners the fullest device holds about half as much, and no more crosses than without: each
+# weight and each gradient once. On a GPU the saving is smaller, because a fetched weight is a copy
+# there.
 #
 # | | |
 # |---|---|
@@ -106,9 +106,8 @@ for name, model in models.items():
 # ## Owners by hand
 #
 # Weights and slots take 12 bytes a parameter, so each of two devices should keep about 6. `owners`
-# goes through the weights, the largest first, and gives each to the device with the fewest
-# parameters so far. `begin` makes each weight on its owner, with an Adam for it alone, so that its
-# slots are there too. `at_rest` adds up the bytes on each device:
+# gives each weight, the largest first, to the device with the fewest parameters so far. `begin`
+# makes each weight on its owner, with an Adam of its own, so that its slots are there too:
 
 # %%
 def owners(sizes, places):
@@ -140,12 +139,12 @@ for device in plan.devices:
     print(f"{device}  {held[device] / sum(map(np.size, start)):.1f} bytes a parameter")
 
 # %% [markdown]
-# The shares are not equal, because a weight stays whole. ZeRO and FSDP cut every weight.
+# The shares are not equal, because a weight stays whole.
 #
 # ## A step by hand
 #
-# `scores` computes our network from a list of weights. `fetch` brings a weight to a device. The
-# devices of `cores` mode share one memory, so `Snapshot` makes the copy that a GPU would receive:
+# `fetch` brings a weight to a device. The devices of `cores` mode share one memory, so `Snapshot`
+# makes the copy that a GPU would receive:
 
 # %%
 def scores(weights, h):
@@ -160,8 +159,8 @@ def fetch(weight, device):
     return read if mine else tf.raw_ops.Snapshot(input=read)
 
 # %% [markdown]
-# A tower fetches all weights to its device, and computes the gradients of its shard of the batch.
-# Fetching all weights to all devices is an **all-gather**:
+# A tower fetches all weights to its device, and computes the gradients of its share of the batch.
+# If all devices fetch all weights, this is an **all-gather**:
 
 # %%
 def tower_once(state, device, x, y):
@@ -173,8 +172,8 @@ def tower_once(state, device, x, y):
         return tape.gradient(value, weights)
 
 # %% [markdown]
-# At the end, the gradients of a weight go to its owner, which takes their mean and updates the
-# weight. So each device receives only gradients of its own weights: a **reduce-scatter**.
+# The gradients of a weight go to its owner, which takes their mean and updates the weight. So each
+# device receives only the gradients of its own weights, which is a **reduce-scatter**:
 
 # %%
 def update(entry, gradients):
@@ -192,16 +191,16 @@ def train_step(state, places, x, y, tower=tower_once, update=update):
 # %% [markdown]
 # ## Fetch layer by layer
 #
-# `tower_once` fetches every weight at its start, so for a time each device holds all. ZeRO's last
-# stage and FSDP avoid that. They fetch a layer's weight just before the layer is computed, drop it,
-# and fetch it again for the backward pass. With four layers, the owner of A and C then holds:
+# `tower_once` fetches every weight at its start, so for a time each device holds all of them.
+# ZeRO's last stage and FSDP fetch a layer's weight just before the layer is computed, drop it, and
+# fetch it again for the backward pass. With four layers, this is what the owner of A and C holds:
 #
 # ![Fetched once, a copy stays until the backward pass has used it; layer by layer, there is one at
 # a time.](pictures/11_one_copy.svg)
 #
-# `fit.use` does not offer this. TensorFlow would fetch all weights at once, so `fetch_after` waits
-# for another tensor, such as the layer's input. A `GradientTape` would keep all copies, so
-# `layer_by_layer` has a backward pass of its own, which fetches each weight again:
+# TensorFlow would fetch all weights at the start, so `fetch_after` waits for another tensor, such
+# as the layer's input. A `GradientTape` would keep all copies, so `layer_by_layer` has a backward
+# pass of its own:
 
 # %%
 def fetch_after(after, weight, device):
@@ -214,8 +213,8 @@ tower_layers = layer_by_layer(fetch_after, loss)
 # %% [markdown]
 # ## Proof
 #
-# Do both steps train like one device? We take five steps in float64, where rounding hides no
-# mistake. `apart` returns the largest difference, relative to the largest number of a weight:
+# We take five steps in float64, where rounding hides no mistake. `apart` returns the largest
+# difference, relative to the largest number of a weight:
 
 # %%
 def trained(owner, places, **options):
@@ -238,7 +237,7 @@ print("training changed the weights:", apart(of_one, start) > 1e-3)
 # ## What crosses, and what a device holds
 #
 # Let P be the bytes of all weights. We trace both steps, and one in which the first device owns
-# everything. The chart shows the weights on this device, as copies come and go:
+# everything. The chart shows what this device holds of the weights:
 
 # %%
 cases = {"one owner": (all_on_first, tower_once), "fetched once": (owner, tower_once),
@@ -255,10 +254,8 @@ for name, (of_case, tower) in cases.items():
 drawings.weights_along(runs, plan.devices[0])
 
 # %% [markdown]
-# Fetched once, each weight and each gradient crosses once: 2 P. When the backward pass begins, the
-# device holds all weights. Layer by layer, it holds its own and one copy, but each weight crosses
-# twice. With the gradients that would be 3 P, but the first layer needs no second copy: nothing
-# uses the gradient of the images.
+# Fetched once, each weight and each gradient crosses once: 2 P. Layer by layer, the device holds
+# only its own weights and one copy, but nearly every weight crosses twice. `fit.use` fetches once.
 #
 # ## Break it
 #
@@ -296,16 +293,10 @@ for n in [2, 4, 8]:
     print(f"n = {n}", *[f"{sum(parts(n, stage)):5.1f}" for stage in range(4)])
 
 # %% [markdown]
-# Between two steps our devices are at stage 3: its 8 bytes for n = 2 are our 6, and 2 for the
-# gradient.
-#
 # ## On GPUs
 #
 # > With a billion parameters P is 4 GB, so two GPUs exchange 8 GB in each step. Over a link of 10
 # > GB/s that takes up to 0.8 s, so take a batch whose step computes for longer.
-# >
-# > If weights and slots do not fit on one GPU, call `compile` after `fit.use`, so that each owner
-# > makes its slots.
 #
 # ## On your own
 #

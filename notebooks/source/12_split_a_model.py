@@ -11,8 +11,8 @@
 # cut, and their gradient comes back.](pictures/12_cut_network.svg)
 #
 # Each device has a **stage**, a part of the layers together with their weights. Of two stages, we
-# call the first the **front** and the second the **rear**. The forward pass goes through both, and
-# the backward pass comes back. Only the activations at the cut and their gradient cross.
+# call the first the **front** and the second the **rear**. Only the activations at the cut and
+# their gradient cross.
 #
 # ## The lines to paste
 #
@@ -102,9 +102,9 @@ model = fit.use(model, plan, stages=len(plan))
 show(model, model.fit(**train))
 
 # %% [markdown]
-# The losses are the same, and nearly all weights are on the last device: `fit.use` cut before
-# `fc1`. Suppose that each device has 25 MB. Does a whole step fit, and does each stage? `use_of`
-# counts what a device holds at the peak of a step, and the dashed line is the limit:
+# The losses are the same, and nearly all weights are on the last device, because `fit.use` cut
+# before `fc1`. Suppose that each device has 25 MB. Does a whole step fit, and does each stage?
+# `use_of` counts what a device holds at the peak of a step, and the dashed line is the limit:
 
 # %% tags=["varies", "cover"]
 data = images, labels
@@ -123,20 +123,19 @@ for name, use in bars.items():
 show_crossing(step)
 
 # %% [markdown]
-# The whole step does not fit, and each stage does. The front holds mostly activations, and the rear
-# mostly weights, slots and gradients. The bar of the gradients is twice that of the weights,
-# because Adam's update of `fc1` makes a temporary tensor as large as the gradient. Each bar shows
-# the moment at which most is held, so the front may have more activations than the whole step.
+# The front holds mostly activations, and the rear mostly weights, slots and gradients. The
+# gradients take twice as much as the weights, because Adam's update of `fc1` makes a temporary
+# tensor as large as the gradient.
 #
-# The activations that cross are the input of `fc1`: 512 numbers of 4 bytes for each of 128 images.
-# Their gradient has the same size.
+# The activations that cross are the input of `fc1`: 512 numbers of 4 bytes for each of 128 images,
+# which makes 262,144 bytes. Their gradient has the same size.
 #
 # ## Where to cut
 #
 # A good cut gives all stages about the same time or the same memory, or lets few bytes cross. For
-# every cut `pipeline.cuts` lists the milliseconds and the memory of both stages, and what crosses
-# there and back. A trace counts only what the step makes, so `held` adds weights and slots, 12
-# bytes for each parameter:
+# every cut `pipeline.cuts` estimates from the trace of the whole step what both stages take, in
+# time and in memory, and what crosses there and back. A trace counts only what the step makes, so
+# `held` adds weights and slots, 12 bytes for each parameter:
 
 # %% tags=["nbval-ignore-output"]
 names = ["conv1", "conv2", "conv3", "fc1", "output"]
@@ -144,10 +143,9 @@ held = {name: 12 * alone.get_layer(name).count_params() for name in names}
 print(*pipeline.cuts(whole, names, stages=2, held=held), sep="\n")
 
 # %% [markdown]
-# The fewest bytes cross before `fc1`, and `pipeline.best_cut(..., by="bytes")` finds this cut.
-# `fit.use` instead gives the stages about equally many arithmetic operations, a rough measure of
-# their time. If you want another cut, name the layers with which the later stages begin, as in
-# `stages=["conv3"]`.
+# The fewest bytes cross before `fc1`. `fit.use` needs no trace: it cuts where both stages have
+# about equally many arithmetic operations, which is the same place here. If you want another cut,
+# name the layers with which the later stages begin, as in `stages=["conv3"]`.
 #
 # ## By hand
 #
@@ -207,8 +205,6 @@ step = stepper(front, rear, keras.optimizers.Adam)
 show_crossing(trace.function_step(step, *data)[1])
 
 # %% [markdown]
-# As much crosses as with `fit.use`.
-#
 # ## Proof
 #
 # We train for three steps on one device, with `fit.use`, and by hand, in float64, where rounding
@@ -270,26 +266,21 @@ show_crossing(step)
 
 # %% [markdown]
 # The forward pass of `fc1` ran where its weights are, but its backward pass ran on the first
-# device, which had to fetch these weights. They are most of the 4,685,120 bytes: 512 · 1800 numbers
-# of 4 bytes. No error says so, so count what crosses before you train for days.
+# device, which had to fetch them. These 512 · 1800 numbers of 4 bytes are most of the 4,685,120
+# bytes. No error says so, so count what crosses before you train for days.
 #
 # | | |
 # |---|---|
 # | **Use it when** | the weights and slots, or one example, are too large for a device |
 # | **It costs** | the devices take turns, so two are no faster than one; activations cross |
 # | **Instead** | recompute activations ([[10]]), or give each weight an owner ([[11]]) |
-# | **With it** | [[13]] keeps both devices busy, and [[14]] splits a single layer |
 #
 # ## On GPUs
 #
-# Between GPUs data goes over PCIe or NVLink, so a cut at which little crosses pays more than it
-# does on cores. There `fit.use` also compiles each stage with XLA, unless `jit_compile=False`
-# forbids it, as here.
+# Between GPUs data goes over PCIe or NVLink, so there it pays more to cut where little crosses.
 #
-# `fit.use` cuts Sequential and functional models. If one layer is used in two stages, such as the
-# embedding at the input and output of a language model, the first stage owns it and the other reads
-# it over the cut. A model with a `call` of its own has no list of layers to cut: write it by hand,
-# as above.
+# `fit.use` cuts Sequential and functional models. A model with a `call` of its own has no list of
+# layers to cut: write it by hand, as above.
 #
 # ## On your own
 #
@@ -352,7 +343,6 @@ checks.crossing(crossing)
 #
 # ## In practice
 #
-# Ask `memory.plan` ([[09]]) first, and split the model if nothing cheaper fits. Build it on the
-# host, paste the line, and trace one step.
+# Ask `memory.plan` ([[09]]) first, and split the model if nothing cheaper fits.
 #
 # Next: [[next]].

@@ -11,9 +11,9 @@
 # overlap, and B0 comes before F2.](pictures/13_bubble.svg)
 #
 # Each box is a **task**, the work of one stage on one piece. Pieces count from 0: `F2` takes piece
-# 2 forward, and `B2` takes it back. The second stage begins as soon as it has the first piece. In
-# one piece a stage waits for half of the step, and in four pieces for a fifth. Such a piece is
-# called a **micro-batch**, and the time in which stages wait is the **pipeline bubble**.
+# 2 forward, and `B2` takes it back. In one piece, a stage waits for half of the step, and in four
+# pieces for a fifth. Such a piece is also called a **micro-batch**, and the time in which stages
+# wait is the **pipeline bubble**.
 #
 # ## The lines to paste
 #
@@ -76,8 +76,8 @@ def staged(make, pieces, **options):
     return fit.use(model, plan, stages=len(plan), pieces=pieces, **options)
 
 # %% [markdown]
-# We trace one step in one piece, and one in four. Dark boxes go forward, pale ones back. In a white
-# gap the device is idle, and its share of idle time stands beside its name:
+# We trace a step in one piece, and a step in four. Dark boxes go forward, pale ones back. In a
+# white gap the device is idle:
 
 # %% tags=["varies", "cover"]
 steps = {m: trace.fit_step(staged(build, m), (images, labels)) for m in [1, 4]}
@@ -89,10 +89,8 @@ for m, step in steps.items():
 
 # %% [markdown]
 # In one piece the devices nearly take turns. In four pieces both often work at once, each on
-# another piece. They do not wait for exactly a fifth, because going back takes longer than going
-# forward, and the second stage has more work. On cores, which share a memory, a task also takes
-# longer while the other device works. Four pieces end earlier only if an operation on a quarter of
-# the batch takes much less time than one on all of it.
+# another piece. A device does not wait for exactly a fifth of the step, because going back takes
+# longer than going forward, and the second stage has more work.
 #
 # ## By hand
 #
@@ -144,8 +142,8 @@ print(f"gradient of a: {of_a0.numpy()} + {of_a1.numpy()} = {of_a0.numpy() + of_a
 print(f"gradient of b: {of_b0.numpy()} + {of_b1.numpy()} = {of_b0.numpy() + of_b1.numpy()}")
 
 # %% [markdown]
-# The gradients of the pieces add up to that of the whole batch, and then the weights are updated
-# once. `fit.use` puts these tasks into a graph, in which a device waits only for what it needs.
+# The gradients of the pieces add up to that of the whole batch. `fit.use` puts all these tasks into
+# one graph, in which a device waits only for what it needs, and updates the weights once.
 #
 # ## Two orders
 #
@@ -174,10 +172,7 @@ for name, size in held.items():
     print(f"{name:24} {size:.1f} MB")
 
 # %% [markdown]
-# *All forward first* saves little, so `fit.use` takes 1F1B unless you name another `schedule`. 1F1B
-# takes the first piece back before the last one has a loss. That is right if the loss is a mean
-# over the examples, because then no piece's gradient depends on another piece. For other losses
-# `fit.use` warns and takes *all forward first*.
+# *All forward first* saves little, so `fit.use` takes 1F1B unless you name another `schedule`.
 #
 # ## Proof
 #
@@ -225,14 +220,13 @@ for norm in [layers.BatchNormalization, layers.LayerNormalization]:
     print(*(each.message for each in said))
 
 # %% [markdown]
-# With BatchNormalization the weights are others, and `fit.use` warns of it. So take
-# LayerNormalization, or keep the pieces large.
+# With BatchNormalization the weights become others. So take LayerNormalization, or keep the pieces
+# large.
 #
 # | | |
 # |---|---|
 # | **Use it when** | a model has to be split, and a piece is enough work for a device |
-# | **It costs** | smaller operations, a larger graph; BatchNormalization sees a piece only |
-# | **It saves, too** | memory, because a stage keeps the activations of a few pieces only |
+# | **It costs** | smaller operations, and a larger graph |
 # | **Instead** | if the model fits on one device, share out the batch ([[01]]) |
 #
 # ## On GPUs

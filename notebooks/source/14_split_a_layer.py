@@ -14,7 +14,7 @@
 # A and B are the kernels of two successive layers, here `fc1` and `fc2`. Each device multiplies the
 # input x by its columns of A, applies relu, and multiplies by its rows of B. Then the first device
 # adds up the results. This is **tensor parallelism**, with the cut of
-# [Megatron-LM](../docs/sources.md#megatron) (2019).
+# [Megatron-LM](../docs/sources.md#megatron).
 #
 # ## The lines to paste
 #
@@ -93,8 +93,7 @@ for name in where:
         print(each.path, tuple(each.shape), devices.short(each.value.device))
 
 # %% [markdown]
-# Each device has half of the columns of `fc1`, and half of the rows of `fc2`. Only the bias of
-# `fc2` is whole, on the first device.
+# Only the bias of `fc2` is whole, because it is added to the sum once.
 #
 # ## Why the parts add up
 #
@@ -115,17 +114,14 @@ added = sum(block(batch, *half) for half in halves)
 print("the halves add up to the whole:", np.allclose(added, block(batch, a, b)))
 
 # %% [markdown]
-# In the backward pass, the gradients of x are added up in the same way.
-#
 # ## What it saves, and what crosses
 #
 # No weight crosses, because each device updates its own. In the forward pass, the pair's input goes
 # to every device but the first, and each of them sends back its part of the result. In the backward
-# pass, the gradients of both go the opposite way. So on n devices a pair sends 2 (n − 1) times the
-# bytes of its input and result.
+# pass, the gradients of both go the opposite way, and those of the input are added up. So on n
+# devices a pair sends 2 (n − 1) times the bytes of its input and result.
 #
-# We compare this with one device, and with a cut between layers, `stages=2`. The blocks around
-# `compile` are for `cores` mode only:
+# We compare this with one device, and with a cut between layers, `stages=2`:
 
 # %%
 with tf.device(first):
@@ -150,19 +146,19 @@ print(f"inside layers, by the rule: {2 * (len(two) - 1) * 512 * each_image:,} by
 
 # %% [markdown]
 # The cut between layers is behind `fc1`. There 1024 numbers of each image cross, and as many
-# gradients come back. That is less, but only the cut inside layers leaves half on each device.
+# gradients come back. That is less than inside layers, but it leaves 19.3 MB on one device.
 #
-# When does each device work?
+# When does each device work? Where it has two rows, two operations run at a time. Grey is a wait,
+# and the dotted lines are the two sums of the pair, one in each pass:
 
 # %% tags=["varies", "cover"]
 drawings.stacked(steps)
 plt.show()
 
 # %% [markdown]
-# Where a device has two rows, two operations ran at a time, and grey is a wait of the whole device.
 # Between layers, the device with `fc1` is busy, and the other one mostly waits. Inside layers, both
-# work on the pair. The dotted lines are its two sums, one in each pass. The gain in time is small,
-# because one device alone already uses both cores in the backward pass.
+# work on the pair. A step does not take half the time, because one device alone already uses both
+# cores in the backward pass.
 #
 # | | |
 # |---|---|
@@ -217,16 +213,9 @@ for own in (left, right):
 #
 # ## On GPUs
 #
-# A split saves time if moving the data takes less time than the computing that it saves. Take two
-# devices and one example. Let A have h columns, and the pair's input and result together m numbers.
-#
-# - The pair has h m parameters. Each multiplies and adds once forward, and twice for gradients: 6
-#   operations. Half of these 6 h m move to the second device.
-# - By the rule above, 2 m numbers cross: 8 m bytes.
-#
-# So the split pays if **h > 8/3 · operations a second / bytes a second**. With 10 TFLOP/s, and 12
-# GB/s over PCIe, h has to be over 2,222, so VGG16 gains with its 4096. All transfers pass the first
-# GPU, so with more GPUs h has to be larger: take two to four.
+# A split saves time if moving the data takes less time than the computing that it saves. At 10
+# TFLOP/s, and 12 GB/s over PCIe, A needs over 2,222 columns for that on two GPUs ([the
+# rule](../docs/parts_of_layers.md#when-it-saves-time)), so VGG16 gains with its 4096.
 #
 # ## On your own
 #
