@@ -10,9 +10,9 @@
 # ![Four devices in a grid. Thin arrows within the rows: activations and gradients, 2.1 MB. Thick
 # arrows between them: weights and gradients, 10.1 MB.](pictures/15_grid.svg)
 #
-# Row 0 keeps the weights. In each step row 1 reads them, and sends their gradients back. A step of
-# our network with 1024 images holds about 33.4 MB on one device, and 10.8 MB on the fullest of
-# these four. The bytes on the arrows are the price. The line to paste:
+# Row 0 keeps the weights. In each step row 1 reads them, and sends their gradients back. By a count
+# that we make below, a step of our network with 1024 images holds 33.4 MB on one device, and 10.8
+# MB on the fullest of these four. The bytes on the arrows are the price. The line to paste:
 #
 # ```python
 # plan = devices.setup()
@@ -87,9 +87,9 @@ for where in (plan.devices[:2], plan):
         print(f"  {device} {sum(op.bytes for op in products if op.device == device):9,} bytes")
 
 # %% [markdown]
-# In the first step two devices do nothing. In the second each device computes half as much, because
-# its row has half of the images. Rows that share the batch are **data parallelism**, stages are
-# **model parallelism**, and the grid is a **device mesh**.
+# With four devices, each computes half as much, because its row has half of the images. Rows that
+# share the batch are **data parallelism**, stages are **model parallelism**, and the grid is a
+# **device mesh**.
 #
 # When does each device work? `F0` is a stage's forward pass, and `B0` its backward pass:
 
@@ -102,8 +102,7 @@ plt.show()
 
 # %% [markdown]
 # Both rows work at the same time. Within a row the stages take turns, so each device is idle about
-# half the time; `pieces=4` would help ([[13]]). The first stage's `B0` begins before the second's
-# ends, because it waits only for the gradient at the cut. The times say nothing about GPUs.
+# half the time. `pieces=4` would help ([[13]]).
 #
 # Which devices hold the weights?
 
@@ -120,8 +119,7 @@ for device, size in at_rest(model.weights).items():
 # which is 3. The batch is 1, 2, 3 and 4, and the loss is the mean of the outputs. The mean of the
 # batch is 2.5, so the gradient of `a` has to be 3 · 2.5 = 7.5, and that of `b` 2 · 2.5 = 5.
 #
-# `fit.use` keeps one copy of the weights. By hand it is simpler to give each row a copy, and half
-# of the batch:
+# Unlike `fit.use`, the code below gives each row a copy of the weights, which is simpler:
 
 # %%
 grid = [plan.devices[:2], plan.devices[2:4]]
@@ -157,8 +155,7 @@ def gradients(row, pair, x):
         return loss, front_tape.gradient(middle, a, of_middle), of_b
 
 # %% [markdown]
-# Between the rows the gradients are added up, and both copies of a weight move by their sum.
-# `added` says which, so that we can leave one out later:
+# Between the rows the gradients are added up, and both copies of a weight move by their sum:
 
 # %%
 def take_step(copies, added=("a", "b")):
@@ -184,9 +181,9 @@ for name, (one, other) in {"a": of_a, "b": of_b}.items():
 # Do two rows train what one device trains? We compare the weights after two steps of `fit`, in
 # float64. Batches of 99 and 51 images make the shares unequal.
 #
-# In place of stages, a row can have parts of layers ([[14]]);
-# [Megatron-LM](https://arxiv.org/abs/2104.04473) combines both. Below, `"row": 2` means two devices
-# in a row of the grid, but `columns` and `rows` are those of a layer's weights:
+# In place of stages, a row can have parts of layers ([[14]]). We compare both ways with one device.
+# `"row": 2` puts two devices into each row of the grid. `columns` and `rows` say how a layer's
+# weights are cut:
 
 # %%
 cut = {"layers": {"up_.*": "columns", "down_.*": "rows"}, "row": 2}
@@ -233,22 +230,18 @@ for name, options in ways.items():
 print(f"weights, there and back: {2 * sum(at_rest(model.weights).values()):,} bytes")
 
 # %% [markdown]
-# **Within the rows activations cross, and they grow with the batch.** At the cut each image has 256
-# numbers of 4 bytes, and as many come back as gradients. Parts of layers send four times as much:
-# two blocks have an input and a result each.
+# **Within the rows activations cross, and they grow with the batch.** Stages send them once, at the
+# cut: each image has 256 numbers of 4 bytes there, and as many come back as gradients. Parts of
+# layers send four times as much, at the beginning and at the end of both blocks.
 #
 # **Between the rows weights and gradients cross, and they do not grow with the batch.** The few
 # other bytes are the scores, from which the first row computes the loss, and their gradients.
 #
-# If some links are faster, they belong where more crosses. For this model in two stages, that is
-# between the rows. With parts of layers and 2048 images, it would be within the rows, where 16.8 MB
-# would cross.
-#
 # ## Ask first
 #
-# `memory.plan` counts this before you train. For one device, and for each way to train on four, it
-# says roughly what the fullest device holds, and the line to paste. The second stage begins with
-# the layer `norm_1`, so the last line is what `stages=2` does:
+# `memory.plan` counts before you train. For one device, and for each way to train on four, it says
+# roughly what the fullest device holds, and the line to paste. Each name in `stages` is a layer
+# that begins a stage:
 
 # %% tags=["nbval-ignore-output"]
 with tf.device(plan.host):
@@ -261,9 +254,7 @@ for way in [advice.ways[0], *several]:
 print(*textwrap.wrap(advice.notes[0], 88), sep="\n")
 
 # %% [markdown]
-# If a device has 12 MB, only the last way fits. If four devices only share the batch, the first
-# holds 25.1 MB: the weights and all four gradients, 5 MB each. Each of four stages sees the whole
-# batch, so one holds 17.8 MB.
+# If a device has 12 MB, only the last way fits.
 #
 # ## Break it
 #
@@ -280,7 +271,7 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 
 # %% [markdown]
 # The loss falls in both cases, and no error says that the rows now train two models. If your own
-# loop keeps a copy in each row, compare the copies after a step. With `fit.use`, the rows read one
+# loop keeps a copy in each row, compare the copies after a step. With `fit.use` the rows read one
 # copy and cannot drift apart.
 #
 # | | |
@@ -288,7 +279,6 @@ for name, added in {"both sums": ["a", "b"], "only a": ["a"]}.items():
 # | **Use it when** | a model needs several devices, and you have at least twice as many |
 # | **It costs** | what crosses, [compared](../docs/layouts.md#what-each-costs) with all ways |
 # | **Instead** | if a device holds the weights, share the batch ([[01]]) or the state ([[11]]) |
-# | **Several machines** | [each can be a grid](../docs/layouts.md#within-each-machine) |
 #
 # ## On GPUs
 #

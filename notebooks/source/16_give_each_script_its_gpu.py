@@ -77,8 +77,6 @@ for job in two:
 print("at the same time:", max(job.start for job in two) < min(job.end for job in two))
 
 # %% [markdown]
-# Both scripts ran at once, each on a device of its own.
-#
 # ## Proof
 #
 # Does a neighbour change a training? Above, the wide network trained beside the narrow one. We now
@@ -114,9 +112,8 @@ print("equal files:", files[0].read_bytes() == files[1].read_bytes())
 # - `&` starts the script in the background, and `$!` is the number of its process.
 # - `wait $a` waits until that process ends. Then `$?` is its exit status, which is 0 for success.
 #
-# You can try this without a GPU, because on cores the command `taskset` does what the variable does
-# for GPUs. The program `look` prints the devices that it may use. We run it alone, and then with a
-# prefix that allows only the first or the last device:
+# On cores, the command `taskset` does what the variable does for GPUs. The program `look` prints
+# the devices that it may use. We run it alone, and then with a prefix that allows one device:
 
 # %% tags=["nbval-ignore-output"]
 kind, allowed = jobs.allowed()
@@ -134,13 +131,11 @@ for prefix in ([], on(allowed[0]), on(allowed[-1])):
     print(*prefix, "look:", done.stdout, end="")
 
 # %% [markdown]
-# With a prefix the program sees one device only.
-#
 # ## Break it
 #
 # Somebody ends the recipe with a plain `wait`, which waits for both scripts. In place of the
-# scripts we take `false`, a command that always fails, and `true`, which never does. Which exit
-# status do you expect after the plain `wait`? Write it down:
+# scripts we take `false`, a command that always fails, and `true`, which always succeeds. Which
+# exit status do you expect after the plain `wait`? Write it down:
 
 # %%
 for end in ("wait; echo both: $?", "wait $a; echo a: $?; wait $b; echo b: $?"):
@@ -172,10 +167,10 @@ charts.jobs(queue)
 plt.show()
 
 # %% [markdown]
-# The jobs with hatched bars did not end well. The last text of `fails` names its cause. A negative
-# exit status is the number of a signal. The runner sent 15, SIGTERM, when the time limit was over.
-# Signal 9 is SIGKILL, which Linux also sends when the host runs out of memory. `mgpu run` itself
-# ends with exit status 1 if any job has failed.
+# The jobs with hatched bars did not end well. A negative exit status is the number of a signal. The
+# runner sent 15, SIGTERM, when the time limit was over. Signal 9 is SIGKILL, which Linux also sends
+# when the host runs out of memory. If any job has failed, `mgpu run` itself ends with exit status
+# 1.
 #
 # | | `mgpu run`, `jobs.run` |
 # |---|---|
@@ -195,9 +190,7 @@ with pretend_server(used={0: 79, 1: 4}):
     shared = jobs.run([tell, tell], names=["a", "b"], logs=folder / "shared")
 
 # %% [markdown]
-# The jobs got the two other GPUs. If all were in use, they would wait. `--busy` also allows GPUs in
-# use, and `--devices 0,1` allows those that you name, in use or not. A job locks its GPU, so that
-# no other runner takes it.
+# The jobs got the two other GPUs. If all were in use, they would wait.
 #
 # ## On GPUs
 #
@@ -208,13 +201,7 @@ with pretend_server(used={0: 79, 1: 4}):
 # /GPU:0, and GPU 0 as /GPU:1.](pictures/16_numbers.svg)
 #
 # A script and its logs speak of the inner number, `nvidia-smi` of the outer one. CUDA reads the
-# variable when TensorFlow first asks for GPUs. If you set it later, it has no effect, and no error
-# says so.
-#
-# Two settings are useful with `mgpu run`:
-#
-# - `TF_NUM_INTRAOP_THREADS=4` in front of it gives each job four threads, not one for each core.
-# - `--devices-each 2` gives each job two GPUs.
+# variable when TensorFlow first asks for GPUs, so set it before the script starts.
 #
 # ## On your own
 #
@@ -272,6 +259,6 @@ checks.environment(environment)
 # ## In practice
 #
 # Start your scripts with `mgpu run`. For two scripts on GPUs that nobody else uses, the recipe is
-# enough. `mgpu` alone prints which number is which GPU, and which are in use.
+# enough.
 #
 # Next: [[next]].

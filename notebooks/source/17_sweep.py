@@ -6,8 +6,7 @@
 # run.
 #
 # **In this lesson** one line tries every combination of your settings on all devices, goes on after
-# a failure, and prints a table in which you find the best. These are three of its rows, without two
-# columns:
+# a failure, and prints a table in which you find the best. Three of its rows, without two columns:
 #
 # ```text
 # name               status  loss   accuracy
@@ -73,8 +72,7 @@ from mgpu_helpers.lessons.checks import lesson_17 as checks
 # ## A script to sweep
 #
 # Our script learns handwritten digits with one layer of weights. It computes with NumPy, so that a
-# job takes a fraction of a second. The Keras script [train.py](scripts/train.py), with `--lr` and
-# `--width`, is swept in the same way. Here the digits come from files:
+# job takes a fraction of a second. Here the digits come from files:
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -114,8 +112,8 @@ print(subprocess.run(alone, cwd=folder, capture_output=True, text=True).stdout)
 # %% [markdown]
 # ## Try it
 #
-# `mgpu` runs a line as a terminal does, and prints the runner's messages, its table and the exit
-# status. The large data set is still missing:
+# The function `mgpu` runs a line as a terminal does, and prints the runner's messages, its table
+# and the exit status. The large data set is still missing:
 
 # %%
 def mgpu(line, parts=2):
@@ -133,18 +131,15 @@ mgpu(sweep)
 print((folder / "logs" / "02_lr=0.1,data=large.log").read_text().splitlines()[-1])
 
 # %% [markdown]
-# Each job is named after its settings and runs on the next free device. Three jobs failed, and the
-# others went on. The last line of a failed job's log names the cause. The exit status is 1, so a
-# batch script can notice it. Now we save the missing file and start the line again:
+# Three jobs failed, and the others went on. The last line of a failed job's log names the cause.
+# Now we save the missing file and start the line again:
 
 # %% tags=["nbval-ignore-output"]
 save("large", n=1000)
 mgpu(sweep)
 
 # %% [markdown]
-# The jobs that were done were skipped, and the failed ones ran again. After Ctrl-C, start the line
-# again: it repeats a job that was cut off, and skips what is done. If you add a value to the line,
-# only the new jobs run.
+# Only the three failed jobs ran. If you add a value to the line, only the new jobs run.
 #
 # ## Find the best
 #
@@ -152,8 +147,8 @@ mgpu(sweep)
 # starts, and another when it ends; the newest counts. `read` returns the lines of jobs that have
 # ended.
 #
-# The loss is that of the training images: it is lowest, 0.354, for a setting that is not the best.
-# So we choose by the accuracy on unseen digits:
+# The lowest loss, 0.354, belongs to a setting that is not the best, because it is the loss of the
+# training images. So we choose by the accuracy on unseen digits:
 
 # %%
 def read(logs):
@@ -175,8 +170,7 @@ ax.set_title("Accuracy by learning rate and data", loc="left")
 plt.show()
 
 # %% [markdown]
-# With both data sets, 0.3 is better than the smaller and the larger rate. If the best value is at
-# the edge of a grid, add a value beyond it.
+# Here the best rate lies inside the grid. If yours is at the edge, add a value beyond it.
 #
 # ## Proof
 #
@@ -249,21 +243,16 @@ mgpu("run softmax.py --each random.txt --logs random")  # with 100 steps, since 
 # %% [markdown]
 # ## Before you choose
 #
-# A job is "done" if its exit status was 0, even if its loss is no number (NaN). The table shows `-`
-# for such a loss, as it does for failed jobs. So look first for "done" with a `-`.
-#
-# The best of many results is partly luck: measure the best setting again, on data that had no part
-# in the choice.
+# The best of many results is partly luck. So measure the best setting again, on data that had no
+# part in the choice.
 #
 # ## On GPUs
 #
 # If a small training keeps only a part of a GPU busy, try `--per-device 2`, with a memory limit for
 # each job ([[05]]).
 #
-# On a cluster, `sbatch sweep.slurm train.py --grid lr=0.1,0.3` asks Slurm for four GPUs and sweeps
-# on them ([sweep.slurm](scripts/sweep.slurm)). If its time limit ends the sweep, submit the same
-# line again. Neither it nor [sweep.yaml](scripts/sweep.yaml) for Kubernetes has run on a cluster
-# yet.
+# On a cluster, [sweep.slurm](scripts/sweep.slurm) asks Slurm for four GPUs and sweeps on them, and
+# [sweep.yaml](scripts/sweep.yaml) sweeps on Kubernetes. Neither has run on a cluster yet.
 #
 # ## On your own
 #

@@ -11,8 +11,8 @@
 # together.](pictures/18_turns.svg)
 #
 # In turn, the times of both models add up. At once, at best, you wait only for the larger one. On
-# cores, both ways end with the same numbers: below we compare all 88,772 of two models and their
-# optimizers.
+# cores, both ways end with the same 88,772 numbers of two models and their optimizers, as we prove
+# below.
 #
 # A **thread** is a part of a program that runs beside its other parts. These lines build and
 # compile each model on its device, and start a thread for each:
@@ -95,7 +95,7 @@ def make(width, device):
 
 # %% [markdown]
 # `train` opens the block of its device, and `at_once` calls it for both models at the same time.
-# `shuffle` is off only because a later section needs the same batches again. Leave yours on.
+# `shuffle` is off because later sections need the same batches again:
 
 # %%
 images, labels = digits.load(1024)
@@ -116,8 +116,8 @@ models = list(map(make, widths, homes))
 histories = at_once(train, models, homes)
 
 # %% [markdown]
-# `pool.map` returns the results in the order of the models. Where did each model train?
-# `trace.fit_step` records the operations of one step, and leaves the weights as they are:
+# Where did each model train? `trace.fit_step` records the operations of one step, and leaves the
+# weights as they are:
 
 # %%
 for name, model, device, history in zip(names, models, homes, histories):
@@ -127,8 +127,6 @@ for name, model, device, history in zip(names, models, homes, histories):
     print(f"{name}: loss {history['loss'][-1]:.1f}, convolutions on", *ran)
 
 # %% [markdown]
-# Each model trained on its own device.
-#
 # ## Why `train` opens the block
 #
 # You may want to put the block around the start of the threads instead. Does a new thread keep it?
@@ -202,11 +200,9 @@ timing.compare(
     names=("at once", "in turn"), warmup=0, repeats=5)  # fmt: skip
 
 # %% [markdown]
-# The bars show one run of two passes, and the line is the median of five pairs of one pass, so they
-# need not agree. On two quiet cores, both models are done sooner at once, but not in half of the
-# time, because each takes longer than in turn. The threads take turns in Python and the cores share
-# memory; how much each of these costs, we did not measure. If other programs use these cores, at
-# once may even be slower.
+# On two quiet cores, both models are done sooner at once, but not in half of the time, because each
+# takes longer than in turn. Two things can slow them down: the threads take turns in Python, and
+# the cores share the memory.
 #
 # ## One function for all
 #
@@ -253,9 +249,8 @@ for names in zip(took, [*took][1:]):
     print(timing.Comparison(*map(took.get, names), names))
 
 # %% [markdown]
-# The losses are those of `fit`, and no thread was needed. The first line shows what is gained
-# without `fit`'s own Python, at the start of a pass and around each short step. The second line
-# shows what the second device adds: on busy cores, perhaps nothing.
+# The losses are those of `fit`. The first line shows what is gained without `fit`'s own Python
+# around each step, and the second what the second device adds.
 #
 # | | use it when | it costs |
 # |---|---|---|
@@ -263,9 +258,8 @@ for names in zip(took, [*took][1:]):
 # | **one function** | steps are short, and equally many for all | you write the loop |
 # | **a process for each** ([[16]]) | one crash must not end all | TensorFlow starts in each |
 #
-# The longer the steps, the less the three ways differ. In a benchmark with two larger models on two
-# cores, without `fit`, all three were 1.6 to 1.7 times as fast as in turn
-# ([result](../results/ensemble.json)). If you want one model sooner, train it on all GPUs ([[01]]).
+# In a benchmark with two larger models on two cores, without `fit`, the three ways were 1.7 to 1.9
+# times as fast as in turn ([result](../results/ensemble.json)).
 #
 # ## Break it
 #
@@ -293,17 +287,16 @@ print("all weights as built in turn:", all(np.array_equal(a, b) for a, b in pair
 #
 # ## On GPUs
 #
-# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, and XLA refuses variables of
+# On a GPU, Keras compiles each step with XLA, TensorFlow's compiler, which refuses variables of
 # other devices. If you build a model in the block of the second GPU but compile it outside, `fit`
 # raises an error with "Trying to access resource". `build` switches XLA off so that the trace names
-# each convolution; leave it on in yours.
+# each convolution. Leave it on in yours.
 #
 # ## On your own
 #
 # **1.** Write `trains(model, step)`. It calls `step` once and returns True if any trainable weight
 # of the model has changed, and False if none has. It notices a thread that trains another model
-# than you think: in `[lambda: train(model, device) for model, device in zip(models, homes)]` every
-# lambda uses the last model.
+# than you think.
 
 # %% tags=["exercise"]
 def trains(model, step):
@@ -351,8 +344,8 @@ checks.run_all(run_all)
 # - Two models trained at once, each on its own device, and 0 of their 88,772 numbers differed from
 #   those of a training in turn.
 # - One function with a step of both models had the losses of `fit` to 0.1 %.
-# - A thread did not inherit the `tf.device` block around its start, and of two seeds set in threads
-#   one replaced the other.
+# - A thread did not inherit the `tf.device` block around its start.
+# - Of two seeds set in threads, one replaced the other.
 #
 # ## In practice
 #

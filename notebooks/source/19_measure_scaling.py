@@ -58,9 +58,9 @@ warnings.filterwarnings("ignore", "`shuffle=True`")  # fit keeps the order of a 
 # ![Three devices share a batch in strong scaling, with an efficiency of 74 %, and have a batch each
 # in weak scaling, with 94 %. Each step ends in a fixed part.](pictures/19_two_ways.svg)
 #
-# The real steps are longer because of the grey **fixed part**: it does not shrink with the batch,
+# The real steps are longer because of the grey **fixed part**. It does not shrink with the batch,
 # and the exchange of gradients makes it longer. The **efficiency** is the ideal time divided by the
-# real one. It is lower in strong scaling, where only the other part of a step gets shorter.
+# real one.
 #
 # ## Try it
 #
@@ -82,9 +82,8 @@ def ready(images, steps=4):
     return fit.batches(*digits.load(images), batch_size=images).cache().repeat(steps)
 
 # %% [markdown]
-# We measure both kinds with 4 and with 64 images for each device. Each time there are three runs:
-# one device with its share, one with the whole batch, and all with the whole batch.
-# `timing.several` lets all runs take turns, so that a slow moment hits them alike:
+# We measure both kinds with 4 and with 64 images for each device. `timing.several` lets all runs
+# take turns, so that a slow moment hits them alike:
 
 # %%
 most = min(len(plan), plan.cores)  # devices that share a core gain nothing
@@ -104,13 +103,12 @@ strong = {b: timing.Comparison(took[1, most * b], took[most, most * b], names)
 print(f"{most * many} images a step:", strong[many])
 
 # %% [markdown]
-# Each pair of runs gives a ratio of two times, and the line gives the median of all fifteen. How
-# much of it is chance? The brackets hold a **confidence interval**: the median of far more pairs
-# would be inside in at least nine of ten cases. If the brackets contain 1, the line says "cannot be
-# told apart". The faster way is named first.
+# Each pair of runs gives a ratio of two times, and the line gives the median of all fifteen. The
+# brackets hold a **confidence interval**: the median of far more pairs would be inside in at least
+# nine of ten cases. If the brackets contain 1, the line says "cannot be told apart".
 #
-# Below, each dot is such a median, with its interval, which is grey if it contains 1. `4 → 8` means
-# 4 images on one device and 8 on two:
+# Below, each dot is such a median, with its interval. `4 → 8` means 4 images on one device and 8 on
+# two:
 
 # %% tags=["varies", "nbval-ignore-output", "cover"]
 weak = {b: timing.Comparison(took[1, b], took[most, most * b]) for b in (few, many)}
@@ -119,8 +117,8 @@ plt.show()
 
 # %% [markdown]
 # In strong scaling a small batch gains little or loses, because the fixed part fills most of its
-# step. Weak scaling looks better. But one device would gain from the larger batch, too: only strong
-# scaling shows what the others add.
+# step. Weak scaling looks better. But one device would gain from the larger batch, too, so only
+# strong scaling shows what the others add.
 #
 # ## By hand
 #
@@ -141,14 +139,12 @@ for row in published.P40:
 # 253 ms. The difference, 192 ms, is r/2. So r is 384 ms, and f is 61 ms.
 #
 # With this f, four GPUs would take 61 + 384/4 = 157 ms, but they take 222. So f grows with the
-# GPUs, as it does if one of them collects all gradients. A larger batch helps: it makes r longer,
-# but not f. The note gives no intervals, so 240 and 222 ms may be equal.
+# GPUs, as it does if one of them collects all gradients.
 #
 # ## How many pairs?
 #
-# Are fifteen pairs enough? We make up times that vary by about 10 %, so that we know the truth: in
-# a thousand comparisons both ways are equal, and in another thousand one is 10 % faster. How often
-# is a difference found?
+# Are fifteen pairs enough? We make up times that vary by about 10 %. In a thousand comparisons both
+# ways are equal, and in another thousand one is 10 % faster. How often is a difference found?
 
 # %%
 def found(pairs, gain):
@@ -190,16 +186,13 @@ of_one = moved(1)
 print("all devices, 4 steps of 120 images: the same", same(moved(most), of_one))
 
 # %% [markdown]
-# If all devices took only half of the steps, a clock would find them twice as fast. Does our check
-# notice it?
+# Does the check notice if all devices take only half of the steps?
 
 # %%
 steps = 4 // len(plan)
 print(f"all devices, {steps} steps of 120 images: the same", same(moved(most, steps), of_one))
 
 # %% [markdown]
-# It does.
-#
 # ## Break it
 #
 # Weak scaling has a price that no clock shows: with a larger batch, the same images give fewer
@@ -243,9 +236,8 @@ for batch, rate in [(16, 0.02), (128, 0.02), (128, 0.16)]:
 #
 # ## On GPUs
 #
-# Keras compiles the whole step of `one` with XLA, and that of `two` in parts ([[08]]). A small
-# network may be slower on two GPUs even without XLA: in [TensorFlow issue
-# 35095](../docs/sources.md) they took 286 s for MNIST, and one took 197 s.
+# A small network may be slower on two GPUs: in [TensorFlow issue 35095](../docs/sources.md) they
+# took 286 s for MNIST, and one took 197 s.
 #
 # ## On your own
 #
