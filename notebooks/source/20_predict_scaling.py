@@ -2,7 +2,7 @@
 # # Predict scaling
 #
 # Your server trains too slowly, and a second one costs as much as the first. The link between the
-# two would be far slower than the links inside. So you want to know what you would gain.
+# two would be far slower than the links inside.
 #
 # **In this lesson** you find out from one measured step whether a second server is worth its price.
 #
@@ -10,10 +10,10 @@
 # 1.01 times as fast as one. If it begins with the backward pass, they are 1.52 times as
 # fast.](pictures/20_two_links.svg)
 #
-# The picture shows a step of VGG16 on two servers with eight GPUs each, over a link of 10 Gbit. The
-# GPUs of a server add up their gradients layer by layer, in green. The **exchange**, in orange,
-# adds up these sums over the link. At worst it follows the step, and at best it begins with the
-# backward pass. For your model, compare a step with an exchange:
+# The picture shows a step of VGG16 on two servers with eight GPUs each, over a link of 10 Gbit.
+# Each server adds up the gradients of its own GPUs, in green. The **exchange**, in orange, adds up
+# the sums of the two servers. At worst it follows the step, and at best it begins with the backward
+# pass. For your model, compare a step with an exchange:
 #
 # ```python
 # from mgpu_helpers import scaling
@@ -23,8 +23,8 @@
 # ```
 #
 # `step` is the seconds of a step on your whole server: the images in a step, divided by the images
-# a second. Two servers cost twice as much, so at 1.33 times the speed an image costs 1.5 times as
-# much. For another limit, or if it prints False, see the rule below.
+# a second. You pay for two servers, so at 1.33 times the speed an image costs 1.5 times as much.
+# For another limit, or if it prints False, use the rule below.
 #
 # **You need** [[07]], [[10]] and [[19]].
 
@@ -50,8 +50,8 @@ from mgpu_helpers.scaling import links
 # ([source](../docs/sources.md), 2017). With VGG16 and 64 images on each GPU, it trains 1081 images
 # a second.
 #
-# VGG16 has 138 million parameters, and each gradient has 4 bytes. A link of 10 Gbit carries 1.25 GB
-# a second, of which TCP delivered 95.6 % in [our benchmark](../docs/benchmarks.md), 1.19 GB:
+# VGG16 has 138 million parameters, each with a gradient of 4 bytes. A link of 10 Gbit carries 1.25
+# GB a second, of which TCP delivered 95.6 % in [our benchmark](../docs/benchmarks.md), 1.19 GB:
 
 # %%
 step = 8 * 64 / 1081
@@ -62,9 +62,9 @@ print(f"a step {step:.3f} s, an exchange {exchange:.3f} s")
 # Two servers train twice as many images in a step. What they gain has two bounds:
 #
 # - `least`: the exchange follows the step, and takes its full time.
-# - `most`: the exchange begins with the backward pass. For each layer this pass computes two
-#   gradients, of the weights and of the input, so it takes about two thirds of a step, and the
-#   forward pass one third. After the forward pass, the longer of backward pass and exchange counts.
+# - `most`: the exchange begins with the backward pass. This pass takes about two thirds of a step,
+#   because it computes two gradients for each layer, of the weights and of the input. After the
+#   forward pass, the longer of backward pass and exchange counts.
 
 # %%
 least = 2 * step / (step + exchange)
@@ -73,7 +73,7 @@ print(f"least {least:.2f}, most {most:.2f} times as fast")
 
 # %% [markdown]
 # `gains` computes both bounds for any link and number of servers. In a **ring** of n servers each
-# sends 2(n - 1)/n times the bytes of the gradients: once for two servers, 1.75 times for eight:
+# sends 2(n - 1)/n times the bytes of the gradients:
 
 # %%
 def gains(network, step, link, servers=2):
@@ -85,8 +85,8 @@ def gains(network, step, link, servers=2):
 # %% [markdown]
 # ## Is it worth it?
 #
-# Two servers cost twice as much as one. If an image may cost at most 1.5 times as much as before,
-# they have to be 2 / 1.5 = 1.33 times as fast. This is our **limit**.
+# If an image may cost at most 1.5 times as much as before, two servers have to be 2 / 1.5 = 1.33
+# times as fast as one. This is our **limit**.
 #
 # - If `least` is above the limit, buy.
 # - If `most` is below it, do not buy.
@@ -123,10 +123,9 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 # %% [markdown]
 # Over 10 Gbit, a second server is not worth it for VGG16 x 32: with half of the images a step is
 # shorter, but as many gradients cross. ResNet-50 has a fifth of the gradients, so every link is
-# fast enough. In a live notebook, a slider chooses 3, 4 or 8 servers.
+# fast enough.
 #
-# The gain is in images a second. With twice the global batch, two servers may need more passes to
-# the same accuracy ([[19]]).
+# With twice the global batch, a training may need more passes to the same accuracy ([[19]]).
 #
 # | | |
 # |---|---|
@@ -136,10 +135,9 @@ drawings.panel(draw, servers=[2, 3, 4, 8])
 #
 # ## Proof: others have bought more servers
 #
-# The same benchmark measured up to eight servers with eight K80 GPUs each, over 10 Gbit. Each of
-# them holds a share of the variables, and about as many bytes cross as in a ring. We predict each
-# gain from the step of one server, and divide it by the number of servers. So 1.00 means that n
-# servers are n times as fast as one:
+# The same benchmark measured up to eight servers with eight K80 GPUs each, over 10 Gbit. Each
+# server holds a share of the variables, so about as many bytes cross as in a ring. We predict each
+# gain from the step of one server, and divide it by the number of servers:
 
 # %%
 found, measured = {}, {}
@@ -158,15 +156,13 @@ drawings.ranges(found, measured, title="Predicted (bars) and measured (dots)",
 plt.show()
 
 # %% [markdown]
-# No training gained less than `least`, the bound by which you buy, at the left end of each bar. All
-# these exchanges take at most about a fifth of a step, so `most` is 1.00 in every row, and two dots
-# are beyond it by no more than rounding explains. So they test neither `most` nor an exchange as
-# long as that of VGG16.
+# No training gained less than `least`, the bound by which you buy. Two dots are beyond `most` by no
+# more than rounding explains. Every exchange here is shorter than a backward pass, so this does not
+# test one as long as that of VGG16.
 #
 # ## Instead of a faster link
 #
-# If the gradients of four batches are accumulated, they cross once instead of four times. An update
-# then sees four batches, so watch the accuracy:
+# If the gradients of four batches are accumulated, they cross once instead of four times:
 
 # %%
 for batches in (1, 4):
@@ -176,8 +172,8 @@ for batches in (1, 4):
 # %% [markdown]
 # ## Break it
 #
-# Suppose that two servers share the old batch, for the sake of the accuracy, so each GPU has 32
-# images of VGG16 instead of 64. Write down whether a step takes less time then, over 25 Gbit:
+# Suppose that two servers share the old batch, so each GPU has 32 images of VGG16 instead of 64.
+# Write down whether a step takes less time then, over 25 Gbit:
 
 # %%
 whole, half = mine["VGG16 x 64"][1], mine["VGG16 x 32"][1]
@@ -188,16 +184,13 @@ for how, short in {"if 32 took half": whole / 2, "as 32 take": half}.items():
     print(f"two servers over 25 Gbit, {how}: {best:.3f} to {short + exchange:.3f} s")
 
 # %% [markdown]
-# If the exchange follows the step, the second server makes each step slower. 32 images take more
-# than half of the time of 64, because small batches use a GPU less well. So measure the step with
-# as many images as each server will have.
+# The step may become longer. 32 images take more than half of the time of 64, because small batches
+# use a GPU less well. So measure the step with as many images as each server will have.
 #
 # ## On GPUs
 #
 # NCCL adds up inside each server first, as `gains` supposes ([nccl-tests issue
-# 196](../docs/sources.md)). Expect about `least`, and more if the exchange begins during the
-# backward pass, as under `fit.strategy`. A link carries less than its name says, so measure yours
-# with `iperf3`.
+# 196](../docs/sources.md)). A link carries less than its name says, so measure yours with `iperf3`.
 #
 # ## On your own
 #

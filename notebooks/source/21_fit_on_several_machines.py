@@ -75,8 +75,7 @@ for worker in report:
     print(worker.name, worker.status, np.round(worker.result["history"]["loss"], 2))
 
 # %% [markdown]
-# Both workers report the losses of the whole batch. `worker.result` is the last line that a worker
-# prints, read as JSON.
+# `worker.result` is the last line that a worker prints, read as JSON.
 #
 # ## Proof
 #
@@ -99,8 +98,7 @@ print("same bits on both workers:", report[0].result["state"] == report[1].resul
 
 # %% [markdown]
 # The workers trained the same model. Only rounding differs, because the gradients are added in
-# another order. The network has no dropout, because each worker would drop units of its own. Worker
-# 0 is called the **chief**: Keras's `ModelCheckpoint` writes only there.
+# another order.
 #
 # | | |
 # |---|---|
@@ -123,8 +121,7 @@ print(config(hosts, 0))
 
 # %% [markdown]
 # If `TF_CONFIG` lists several workers, `fit.strategy` makes TensorFlow's
-# `MultiWorkerMirroredStrategy` and mends `fit`, which takes the values of several devices for one
-# tensor.
+# `MultiWorkerMirroredStrategy`, and mends `fit` for it.
 #
 # Why is the sum of the gradients the right one? Take the five rows of the picture, with the values
 # 1 to 5. The loss is the mean of (w·x)², at w = 1. One worker has two rows and the other three, and
@@ -141,8 +138,6 @@ with tf.device(plan.host):
     print("workers", gradient(x[:2], 5), "+", gradient(x[2:], 5))
 
 # %% [markdown]
-# The parts add up to the gradient of the whole batch.
-#
 # ## The slowest worker decides
 #
 # No worker can leave the all-reduce before all have come. Here are the eight steps of the last
@@ -153,14 +148,15 @@ drawings.workers([worker.result["times"][-8:] for worker in report])
 plt.show()
 
 # %% [markdown]
-# Worker 0 begins each step at once and waits in it until worker 1 comes. So both are as slow as
-# worker 1, the **straggler**. Time a step of each machine alone before you blame the network.
+# Worker 0 begins each step at once, and waits in it for worker 1, the **straggler**. Time a step of
+# each machine alone before you blame the network.
 #
 # ## When a second machine pays
 #
-# Two machines compute half of the batch each, and exchange their gradients, which takes x
-# seconds. If half of the batch took half of the time, a step of s seconds would become s/2 + x,
-# which is less than s if **s > 2x**. Half of the batch usually takes longer, so s has to be larger.
+# Two machines compute half of the batch each, and exchange their gradients, which takes x seconds.
+# If half of the batch takes half of the time, a step of s seconds becomes s/2 + x, which is less
+# than s if **s > 2x**.
+#
 # To find x, count what is sent. The gradients have P bytes, 4 for each parameter. In a **ring** of
 # n workers each sends 2(n - 1)/n · P bytes. Over a link of 10 Gbit/s this takes at least:
 
@@ -171,14 +167,18 @@ for name, weights in {"our network": ours.count_params(), "ResNet-50": resnet}.i
     print(f"{name:12} {sent:>13,.0f} bytes, {1000 * sent * 8 / 10e9:6.2f} ms")
 
 # %% [markdown]
-# So a step of ResNet-50 has to take more than 164 ms on one machine, unless a part of x passes
-# while the backward pass still runs ([[20]]).
+# If nothing is computed during the exchange, a step of ResNet-50 has to take more than 164 ms on
+# one machine ([[20]]).
 #
 # ## Break it
 #
-# Suppose that worker 1 gets (1) no TF_CONFIG, (2) a list with a wrong address of worker 0, as from
-# another `--hosts`, (3) the index of worker 0. Write down what the workers do.
-# `cluster.check` reads the TF_CONFIG of one or of all workers before any is started:
+# Write down what two workers do if worker 1 gets
+#
+# 1. no TF_CONFIG,
+# 2. a list with another address of worker 0,
+# 3. the index of worker 0.
+#
+# `cluster.check` finds these mistakes before any worker is started:
 
 # %%
 print(*cluster.check(None))
@@ -188,16 +188,15 @@ print(*cluster.check(config(hosts, 0), config(hosts, 0)))
 # %% [markdown]
 # We also started such workers:
 #
-# 1. Worker 1 trains a model of its own, without an error.
-# 2. Both wait, without the launcher for up to an hour.
-# 3. If both are on one machine, one ends with "Could not start gRPC server", and the other waits.
+# 1. Worker 1 trains a model of its own, without an error, and worker 0 waits for it.
+# 2. Both wait for up to an hour, if no launcher ends them.
+# 3. On one machine, one ends with "Could not start gRPC server", and the other waits.
 #
 # If a worker does not come, the launcher ends the others after ten minutes and names it. [Other
 # mistakes](../docs/package.md#several-machines) have a page.
 #
 # All workers also have to read the same data in the same order. `fit` shuffles arrays, so the lines
-# above set a seed. A dataset needs one of its own, as in `shuffle(1000, seed=1)`. Without a seed,
-# `fit` stops all workers after the first step and says that their data differ.
+# above set a seed. A dataset needs one of its own, as in `shuffle(1000, seed=1)`.
 #
 # ## On GPUs
 #
@@ -253,7 +252,6 @@ checks.reduce_seconds(reduce_seconds)
 # - On two workers `fit` had losses and weights less than 1e-5 from those of one process, and both
 #   workers held the same bits.
 # - Two parts of a batch had gradients of 2.0 and 20.0, and the whole batch had 22.0.
-# - By count, each worker sends 101,800 bytes of gradients in a step.
 #
 # ## In practice
 #

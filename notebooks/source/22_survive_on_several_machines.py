@@ -13,9 +13,9 @@
 #
 # A worker needs the gradients of the others, so it cannot go on alone. When one has failed, the
 # launcher ends all workers and starts them again. Each start is an **attempt**. The workers read a
-# **backup**, also called a **checkpoint**, which was written after the last whole pass over the
-# data. In the picture a pass has eight steps, so attempt 1 begins with step 8 and does two steps
-# again. One callback and one option are enough:
+# **backup**, which was written after the last whole pass over the data. In the picture a pass has
+# eight steps, so attempt 1 begins with step 8 and does two steps again. One callback and one option
+# are enough:
 #
 # ```python
 # save = keras.callbacks.BackupAndRestore("/shared/backup", double_checkpoint=True)
@@ -67,8 +67,8 @@ workers.timeline(report)
 plt.show()
 
 # %% [markdown]
-# Attempt 0 is hatched: worker 1 failed, because it was killed, and so worker 0 failed or was
-# stopped. The script prints the number of each step before doing it:
+# Attempt 0 is hatched: worker 1 was killed, and so worker 0 failed or was stopped. The script
+# prints the number of a step before doing it, so the last step of attempt 0 was not done:
 
 # %%
 for attempt in report.attempts:
@@ -76,8 +76,6 @@ for attempt in report.attempts:
     print(f"attempt {attempt.number} came to the steps {steps[0]} to {steps[-1]}")
 
 # %% [markdown]
-# Attempt 0 ended before step 10 was done, and attempt 1 began after the saved pass.
-#
 # ## Proof
 #
 # At the end, each worker returned a **digest** of all bits of its weights and its optimizer.
@@ -94,12 +92,9 @@ print("same bits of both trainings, on both workers:", len(after_restart | witho
 #
 # About the backup:
 #
-# - All machines have to see its folder. If each has a folder of its own, the workers begin at
-#   different passes, and `fit` stops them with a ValueError.
+# - All machines have to see its folder.
 # - A machine may fail while it writes, so `double_checkpoint` also keeps the previous backup.
 # - When `fit` ends well, the backup is deleted. If you change the script, take a new folder.
-# - Leave out `save_freq`. It saves within a pass, but after a crash Keras begins the pass anew with
-#   these weights, so their steps count twice.
 #
 # If a whole machine is lost, the other workers start again and wait ten minutes for it. Run its
 # command again in that time.
@@ -124,15 +119,13 @@ print(workers.untimed(report.attempts[0].why))
 print(*workers.errors(report.attempts[0].workers[0].log), sep="\n")
 
 # %% [markdown]
-# This log blames the network. It shows no error at all if the launcher ends worker 0 sooner. So
-# begin with the worker that the launcher names.
+# This log blames the network. So begin with the worker that the launcher names.
 #
 # ## Find the worker that hangs
 #
-# If a worker hangs, no error comes, and the others wait for it in the all-reduce. The launcher
-# notices when for ten minutes no worker does a step, prints a line, compiles, reads or saves. Then
-# it shows where each worker is, and ends all, or starts them again. Here, with `stalled=3`, it
-# waits three seconds:
+# If a worker hangs, no error comes, and the others wait for it in the all-reduce. When nothing goes
+# on in any worker for ten minutes, the launcher shows where each of them is, and ends or restarts
+# all. Here, with `stalled=3`, it waits three seconds:
 
 # %%
 hangs = folder / "hangs.py"
@@ -153,8 +146,8 @@ print(stuck.attempts[0].doing.replace(f"{folder}/", ""))
 
 # %% [markdown]
 # Worker 1 is still computing, and worker 0 waits for it in the all-reduce. So look at the worker
-# that is not in the all-reduce. In a real training a step is one line of `fit`, so this finds a
-# worker that hangs outside, as in a callback, not one that hangs inside.
+# that is not in the all-reduce. Python sees a whole step of `fit` as one line, so this finds a
+# worker that hangs between the steps, as in a callback.
 #
 # ## By hand
 #
@@ -195,24 +188,21 @@ for name in start():
     print(f"without {name:6} {train(lacking, until=10)['w']:.6f}")
 
 # %% [markdown]
-# You need all four. Each time the training ends with another weight, and no error says so. In
-# `fit`, *step* is the number of passes done, *v* what the optimizer keeps, and *random* the state
-# of dropout. Keras's callback alone does not save the last, and `fit.strategy` adds it. It also
-# repeats the order of the rows, if you set a seed.
+# You need all four, and no error says that one is missing. In `fit`, *step* is the number of passes
+# done, *v* what the optimizer keeps, and *random* the state of dropout. Keras's callback alone does
+# not save the state of dropout, and `fit.strategy` adds it.
 #
 # ## If Slurm or Kubernetes ends the job
 #
 # Both send SIGTERM first, a signal that asks a process to end. Then all workers save after the same
-# step, also within a pass, as this save keeps the number of the step. The next start goes on from
-# there ([how](../docs/slurm.md)).
+# step, also within a pass. The next start goes on from there ([how](../docs/slurm.md)).
 #
 # ## On GPUs
 #
 # Two runs on GPUs are sure to have equal bits only after
 # `tf.config.experimental.enable_op_determinism()`, which costs time.
 #
-# A GPU that waits in NCCL's all-reduce looks 100 % busy in `nvidia-smi`. If the first step hangs,
-# `NCCL_DEBUG=INFO` prints the network that NCCL takes ([cures](../docs/errors.md#when-nccl-hangs)).
+# If the first step hangs, see [when NCCL hangs](../docs/errors.md#when-nccl-hangs).
 #
 # ## On your own
 #

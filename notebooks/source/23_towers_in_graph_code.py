@@ -20,13 +20,6 @@
 # colocated: the devices go backward, too. Towers: the devices go forward and backward, and then the
 # host takes the mean of the gradients.](pictures/23_two_kinds.svg)
 #
-# | the old program's | today |
-# |---|---|
-# | trained weights | keep them: `tf.train.load_checkpoint` reads its checkpoint |
-# | network | write it in Keras, and set these weights |
-# | towers, scopes and session | replace them by the two lines |
-# | graph | run it once more, to compare: most calls are in `tensorflow.compat.v1` |
-#
 # **You need** [[00]], which explains a trace, [[04]] and [[07]].
 
 # %%
@@ -50,7 +43,8 @@ layers = keras.layers
 # %% [markdown]
 # ## Make it start
 #
-# Replace the program's `import tensorflow as tf` by two lines:
+# Most of the old calls are in `tensorflow.compat.v1`. Replace the program's `import tensorflow as
+# tf` by two lines:
 #
 # ```python
 # import tensorflow.compat.v1 as tf
@@ -59,8 +53,7 @@ layers = keras.layers
 #
 # Now it runs up to the first call that is gone. In this lesson `tf` is today's TensorFlow, and
 # `tf1` is `tensorflow.compat.v1`. The table says which of them still has a call, and what replaces
-# it ([more calls](../docs/sources.md#calls)): `tf` is in both modules, `tf1` only in `tf1`, and
-# `gone` in neither:
+# it ([more calls](../docs/sources.md#calls)). A call in `tf` is also in `tf1`:
 
 # %%
 print(lesson_23.today())
@@ -93,8 +86,7 @@ with tf1.Graph().as_default(), tf1.Session() as session:
     print(factor.name, session.run(product, {number: 3.0}))
 
 # %% [markdown]
-# The line with `*` computes nothing: it adds a multiplication to the graph. `run` computes it,
-# because `product` is its fetch.
+# The line with `*` computes nothing: it adds a multiplication to the graph. `run` computes it.
 #
 # ## The first kind: join the losses
 #
@@ -169,8 +161,8 @@ start = weights_of(session)
 print("losses:", *[f"{session.run(fetches, feed)[0]:.2f}" for _ in range(2)])
 
 # %% [markdown]
-# The old program takes two steps, and its loss falls. But does it train the right thing? The same
-# network in Keras begins with the same weights, and takes two steps with today's lines:
+# The loss falls. But does the program train the right thing? The same network in Keras begins with
+# the same weights, and takes two steps with today's lines:
 
 # %%
 stack = [
@@ -201,15 +193,13 @@ def compare(session):
 compare(session)
 
 # %% [markdown]
-# The old program trains what today's lines train.
-#
 # ## Does each device do its share?
 #
 # `minimize` adds the operations of the backward pass to the graph. With
 # `colocate_gradients_with_ops` each of them is on the device of its forward operation. Without it
 # all are on the device in whose block `minimize` is called, which is the host here. We trace a step
-# without the option and one with it, and count convolutions. A shard goes backward in three: two
-# give the gradients of the kernels, and one that of the second layer's input:
+# each way and count the convolutions. A shard goes backward in three: two give the gradients of the
+# kernels, and one that of the second layer's input:
 
 # %%
 for colocate in (False, True):
@@ -219,14 +209,12 @@ for colocate in (False, True):
     print(f"colocate={colocate}", *lesson_23.backward(step), sep="\n  ")
 
 # %% [markdown]
-# Without the option the host computes the whole backward pass. So the devices share only the
-# forward pass, and send all activations that the backward pass needs. With the option each device
-# goes backward through its own shard, and sends only losses and gradients. The host sends the batch
-# and the weights.
+# Without the option the devices share only the forward pass, and send all activations that the
+# backward pass needs. With the option each device goes backward through its own shard, and sends
+# only losses and gradients. The host sends the batch and the weights.
 #
-# TensorFlow's own script `tf_upgrade_v2` renames old calls in a file. But it also removes this
-# option, and says that it is always on. In `tf1`, whose `minimize` the new file calls, the option
-# is off by default. So put it back.
+# TensorFlow's script `tf_upgrade_v2`, which renames old calls, removes this option
+# ([why](../docs/sources.md#calls)). So put it back.
 #
 # ## The second kind: towers
 #
@@ -265,7 +253,7 @@ drawings.steps(traces, line="all gradients are averaged", last=True)
 plt.show()
 
 # %% [markdown]
-# In both steps the two devices go forward and backward through their shards at the same time.
+# They do: in both steps the devices go forward and backward at the same time.
 #
 # ## Break it
 #
@@ -280,13 +268,12 @@ print("variables:", len(weights_of(session)))
 
 # %% [markdown]
 # There is no error, and the loss falls. But there are 12 variables instead of 6: each device trains
-# a model of its own, on its own shard only. A lower loss proves nothing. So count the variables of
-# a program that you inherit.
+# a model of its own, on its own shard only. So count the variables of a program that you inherit.
 #
 # ## On GPUs
 #
-# Names such as `/gpu:0` still work, and `plan.devices` has the names of your GPUs. Replace the
-# `ConfigProto` of an old session by `plan.session_config()`, so that it has the plan's devices.
+# Names such as `/gpu:0` still work. Replace the `ConfigProto` of an old session by
+# `plan.session_config()`, so that it has the plan's devices.
 #
 # ## On your own
 #

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Split model in graph code
 #
-# You inherit a program for TensorFlow 1 that cuts a model over two GPUs. It trains, but nobody
-# knows whether it ever used both, because its losses are the same on one GPU. Today one line
-# replaces the cut, and trains the same weights to 1e-12:
+# You inherit a program for TensorFlow 1 that cuts a model over two GPUs. It trains, but its losses
+# are the same on one GPU, so nobody knows whether it ever used both. Today one line replaces the
+# cut, and trains the same weights to 1e-12:
 #
 # ```python
 # fit.use(model, plan, stages=2)
@@ -20,13 +20,6 @@
 # activations and kernels, 22 MB. In a colocated cut it computes the two of the dense layers, and
 # gets the activations at the cut, 0.5 MB. As many bytes of gradients come back, and 0.06 MB without
 # colocation.](pictures/24_three_ways.svg)
-#
-# | in the old program | does it still work? | today |
-# |---|---|---|
-# | a `tf.device` block for each part | yes | `stages=2` |
-# | `colocate_gradients_with_ops=True` | yes, but it is off by default | always on with `stages` |
-# | both devices at once | no: they take turns, then and now | `pieces=4` ([[13]]) |
-# | trained weights | yes: a session or a checkpoint has them | `model.set_weights` |
 #
 # **You need** [[12]] and [[23]], which explains graph code.
 
@@ -90,8 +83,8 @@ def mean_loss(y, scores):
 # ## Three ways to cut it
 #
 # In graph code a weight is on the device in whose block it is made, and an operation is on the
-# device in whose block it is called. These may be two different devices: `split` always makes the
-# kernels of the convolutions on the first device, and computes the convolutions on `conv_on`.
+# device in whose block it is called. `split` always makes the kernels of the convolutions on the
+# first device, and computes the convolutions on `conv_on`.
 #
 # `minimize` adds the backward pass. It is called in the second device's block, as in the article.
 # So this device computes the whole backward pass, unless `colocate` is true. Then each operation of
@@ -117,7 +110,7 @@ def split(conv_on, colocate):
 
 # %% [markdown]
 # A session finds the operations and the tensors of the graph by name. `init` is the operation that
-# `global_variables_initializer` makes, and `x:0` is the tensor which the operation `x` gives:
+# `global_variables_initializer` makes, and `x:0` is the placeholder `x`:
 
 # %%
 images, labels = digits.load(128)
@@ -162,9 +155,9 @@ for name, way in ways.items():
     steps[name] = fastest(lambda: trace.session_step(session, "train", feed)[1])
 
 # %% [markdown]
-# The losses are the same, so nobody notices a difference. But which device computed what? Here is a
-# trace of each way, the fastest of ten steps. Where a device ran two operations at once, each on a
-# core, their bars have half the height:
+# The losses are the same. But which device computed what? Here is a trace of each way, the fastest
+# of ten steps. Where a device ran two operations at once, each on a core, their bars have half the
+# height:
 
 # %% tags=["varies", "cover"]
 drawings.steps(steps, line="", devices=pair, dense=True)
@@ -174,7 +167,8 @@ plt.show()
 # In the article's way the first device computes no layer: its thin line is the update of a kernel.
 # In a cut without colocation it only goes forward. With colocation it goes forward and backward
 # through the convolutions, which are most of the work, and the second device computes the dense
-# layers. Even then the two take turns.
+# layers. Even then the two take turns. Today `pieces=4` beside `stages=2` lets both work at once
+# ([[13]]).
 #
 # ## Break it
 #
@@ -199,8 +193,7 @@ for name, step in steps.items():
 # | third | 7·7·32 = 1,568 | 4·4·32 = 512 |
 #
 # All six, times 8 bytes and 128 images, are 22,200,320 bytes. The second and the third kernel are
-# the rest. In the article's way the first device only keeps the kernels: all three cross, and
-# their gradients come back.
+# the rest. In the article's way all three kernels cross, and their gradients come back.
 #
 # On CPU cores the bytes cost little time, because the cores share one memory and nothing is copied.
 # Between GPUs a tensor is copied: on two TitanX the tensorlight notebook measured 23.33 ms a step
@@ -241,8 +234,7 @@ for name, weights in trained.items():
 # ## On GPUs
 #
 # When a program names a GPU that your machine lacks, soft placement takes another device and says
-# nothing ([[04]]). On a machine with two GPUs, a program that names `/gpu:2` and `/gpu:3` can run
-# on one of them for years. So take the names from `plan.devices`, and look at a trace.
+# nothing ([[04]]). So take the names from `plan.devices`, and look at a trace.
 #
 # ## On your own
 #

@@ -12,8 +12,8 @@
 # ```
 #
 # **In this lesson** you mend such a program, from [Wonik Jang's article](../docs/sources.md#jang),
-# in three steps: its devices, its loop, which trains nothing, and a thread for each graph. Then
-# both graphs train at once, and have the weights of the Keras models to 1e-12.
+# in three steps: its devices, its loop, and a thread for each graph. Then both graphs train at
+# once, and have the weights of the Keras models to 1e-12.
 #
 # The program gives each session a GPU by a list, `visible_device_list`. TensorFlow numbers the GPUs
 # of a list from 0, so two lists give one name, `/gpu:0`, to two GPUs. This is [the
@@ -53,27 +53,23 @@ from mgpu_helpers.lessons.state import apart
 # %% [markdown]
 # ## What still works
 #
-# The table has what the article and a [wiki page](../docs/sources.md#wiki) of 2017 use, and what
-# replaces it. A process takes its options of GPUs from its first session. It ignores options of
-# memory in a later session without an error, and only another `visible_device_list` is an error:
+# The table has the options that the article and a [wiki page](../docs/sources.md#wiki) of 2017 set,
+# and what replaces them ([calls](../docs/sources.md#calls)). A process takes its options of GPUs
+# from its first session. It ignores options of memory in a later session, without an error:
 #
 # | in an old program | does it still work? | today |
 # |---|---|---|
-# | `tf.ConfigProto` | yes, in `tf1` | `tf.config`, before the first tensor |
 # | `log_device_placement` | yes | `tf.debugging.set_log_device_placement` |
 # | `allow_soft_placement` | yes, off by default | on by default ([[04]]) |
 # | `allow_growth` | first session only | `tf.config.experimental.set_memory_growth` |
 # | `per_process_gpu_memory_fraction` | first session only | `memory_limit`, in MiB ([[05]]) |
 # | `visible_device_list`, one for a script | first session only | `mgpu run` ([[16]]) |
 # | another `visible_device_list` for each session | no: an error | `tf.device` for each model |
-# | a loop over sessions | yes, but in turn | a thread for each model ([[18]]) |
-# | `tf.train.RMSPropOptimizer` | yes, in `tf1` | Keras's `RMSprop`, its mean from 0, not 1 |
 #
 # ## A device for each graph
 #
 # The article trains two graphs whose hidden layers differ in width. Ours have layers an eighth as
-# wide, no dropout and plain gradient descent. Each has three convolutions, with a pooling after
-# each, and two dense layers:
+# wide, no dropout and plain gradient descent:
 
 # %%
 def mean_loss(x, labels, hidden):
@@ -91,7 +87,7 @@ def mean_loss(x, labels, hidden):
 
 # %% [markdown]
 # `tf1.device` gives each graph its device. The operations have the same names in both graphs, so
-# that one loop can find them:
+# one loop can find them:
 
 # %%
 def build_graph(hidden, device):
@@ -127,9 +123,8 @@ begin = [*map(weights_of, sessions)]
 # ## What does the loop train?
 #
 # The article's loop runs both sessions with each batch, and fetches `cross_entropy:0`, the loss.
-# Ours gives all batches to one session and then to the next. This trains the same, because the
-# sessions share nothing. Each graph has five weights. Write down how many of them you expect to
-# change in eight batches:
+# Ours gives all batches to one session and then to the next, which trains the same. Each graph has
+# five weights. Write down how many of them you expect to change in eight batches:
 
 # %%
 images, labels = digits.load(512)
@@ -154,15 +149,12 @@ try_loop("cross_entropy:0")
 # %% [markdown]
 # No weight changed. A session computes only what a fetch needs. The loss does not need
 # `train_step`, which updates the weights, and the loop does not fetch it. The losses change because
-# the batches do, and those of the first graph even fall, so the output looks like a training. Here
-# is the loop with the missing fetch:
+# the batches do. Here is the loop with the missing fetch:
 
 # %%
 try_loop("cross_entropy:0", "train_step")
 
 # %% [markdown]
-# Now all five weights change, and both losses fall.
-#
 # ## Both graphs at once
 #
 # The loop has a second flaw. `session.run` returns when its step is done, so one device waits while
@@ -221,8 +213,8 @@ for session, model in zip(sessions, models):
 # ## Or a script for each graph
 #
 # The article also trains each graph in a script of its own. Script A has the `visible_device_list`
-# "0" and script B has "1", so each has to know its GPU. With the runner of [[16]] none has to: it
-# shows each script only one GPU, which has number 0 inside the script. So both run
+# "0" and script B has "1". With the runner of [[16]] no script has to know its GPU: each is shown
+# only one, which has number 0 inside the script. So both run
 # [train_graph.py](scripts/train_graph.py) with "0":
 
 # %%
