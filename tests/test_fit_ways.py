@@ -111,8 +111,8 @@ WAYS = {
     "pieces": Way(where_it_is(pieces=3), "mean_of_weights sparse", f"{PIECES} {LISTED}"),
     "recompute": Way(by_layer, "masks", f"{PARTS} {LISTED} dropped sentences", 1e-12),
     "stages": Way(staged(), "", PARTS, owners=ALL),
-    "stages in pieces": Way(staged(pieces=4), "own_step convolutions", f"{HALVED} {LISTED} convolutions",
-                            owners=ALL),
+    "stages in pieces": Way(staged(pieces=4), "own_step convolutions",
+                            f"{HALVED} {LISTED} convolutions", owners=ALL),
     "owners": Way(using(state="owners"), "regularized", ORDINARY, 1e-12, ALL),
     "layers": Way(in_parts(), "gated", PAIRS, owners=ALL),
     "strategy": Way(

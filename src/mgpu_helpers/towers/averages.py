@@ -103,7 +103,7 @@ def has_rows_once(gradient: Any) -> bool:
     """
     import tensorflow as tf
 
-    rows = getattr(gradient, "indices", None)
+    rows: Any = getattr(gradient, "indices", None)
     while tf.is_symbolic_tensor(rows) and rows.op.type in ("Identity", "Reshape", "Cast"):
         rows = rows.op.inputs[0]
     return tf.is_symbolic_tensor(rows) and rows.op.type in ("Unique", "UniqueV2")
