@@ -527,6 +527,13 @@ def test_a_fit_that_somebody_has_unwrapped_again_is_mended_once_more(keras, plan
     same(trained(plain, fit.strategy(plan).scope()), of_plain())
 
 
+def test_a_loss_may_be_a_number_of_python(keras, plan):
+    with fit.strategy(plan).scope():
+        model = plain()
+        model.compile("sgd", lambda y, of: 1)
+    assert model.evaluate(X, Y, verbose=0) == 1
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_xla_compiles_what_it_does_without_a_strategy(tf, plan, monkeypatch, n):
     """With a GPU in TensorFlow's list, which is what Keras asks for."""

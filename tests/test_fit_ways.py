@@ -87,9 +87,9 @@ def cut(names: Sequence[str]) -> dict[str, str]:
     return {k: way for k, way in WHERE.items() if any(re.fullmatch(k, name) for name in own)}
 
 
-def eagerly(model: Any, devices: Any) -> Any:
+def eagerly(model: Any, devices: Any, change: Any = None) -> Any:
     model.run_eagerly = True
-    return by_layer(model)
+    return change(model) if change else model
 
 
 class Way(NamedTuple):
@@ -120,13 +120,14 @@ WAYS = {
         f"{REPLICAS} {LISTED}",
         replicas=True,
     ),
+    "strategy, eagerly": Way(eagerly, "last_of_one", "last_of_one sequential", replicas=True),
     # Products, and what a way can be told.
     "all forward first": Way(staged(pieces=4, schedule="all forward first"), "", HALVED,
                              owners=ALL),
     "recompute, few": Way(of_layers(lambda names: {"recompute": names[1:2]}, on=False), "",
                           "sure", 1e-12),
     "recompute, as it likes": Way(where_it_is(recompute=True), "", "dropped mobilenet", 1e-9),
-    "recompute, eagerly": Way(eagerly, "", "dropped", 1e-12),
+    "recompute, eagerly": Way(functools.partial(eagerly, change=by_layer), "", "dropped", 1e-12),
     # Begins stages within a residual block, where two tensors cross.
     "stages, at": Way(of_layers(lambda names: {"stages": names[2:4]}), "", "", owners=ALL),
     "stages of many": Way(staged(), "", "mobilenet", 1e-9, owners=ALL),

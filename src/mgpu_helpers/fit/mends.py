@@ -245,12 +245,19 @@ def mean(original: Any, self: Any, values: Any, sample_weight: Any = None) -> An
     return original(self, values, weight if sample_weight is None else sample_weight)
 
 
-@everywhere
-def number(original: Any, self: Any) -> Any:
-    """Let a variable of several replicas be a number, as `.numpy()` has it."""
-    strategy = getattr(self.value, "distribute_strategy", None)
-    of_fit = getattr(strategy, "of_fit", False) and self.ndim == 0
-    return self.numpy().item() if of_fit else original(self)
+def _number(kind: type) -> Any:
+    """Make the mend that lets a variable of several replicas be a number, as `.numpy()` has it."""
+
+    @everywhere
+    def number(original: Any, self: Any) -> Any:
+        strategy = getattr(self.value, "distribute_strategy", None)
+        of_fit = getattr(strategy, "of_fit", False) and self.ndim == 0
+        return kind(self.numpy()) if of_fit else original(self)
+
+    return number
+
+
+NUMBERS = {"float": _number(float), "int": _number(int)}
 
 
 @on_replicas
@@ -269,10 +276,13 @@ def reduce(
 ) -> Any:  # fmt: skip
     """Let a masked loss be divided by what the masks of all replicas leave."""
     value = original(values, sample_weight, mask, reduction, dtype)
-    by_example = values.shape.rank and values.shape[0] is None and _of_outputs.get()
+    if value.shape == (0,):  # eagerly, of a replica without examples: Keras leaves it as it is
+        value = tf.reduce_sum(value)
+    shape = tf.TensorShape(getattr(values, "shape", []))  # a function may give Python's 0
+    by_example = shape.rank and shape[0] is None and _of_outputs.get()
     if by_example and (step := now()) is not None and step.asking:
         step.exchanged.append((values, GIVES))
-    if values.shape.rank == 0 and reduction in MEANS:  # a function has reduced it already
+    if shape.rank == 0 and reduction in MEANS:  # a function has reduced it already
         return share_of(value, "the number that a loss function gives")
     if reduction not in MEANS or asking() or PIECE.get() is not None:
         return value

@@ -87,7 +87,9 @@ def _slice(x: Any, begin: Any, end: Any) -> Any:
     if isinstance(x, tf.SparseTensor):
         size = tf.cast(end - begin, tf.int64)[None]
         first = tf.concat([tf.cast(begin, tf.int64)[None], 0 * x.dense_shape[1:]], 0)
-        return tf.sparse.slice(x, first, tf.concat([size, x.dense_shape[1:]], 0))
+        part = tf.sparse.slice(x, first, tf.concat([size, x.dense_shape[1:]], 0))
+        part.set_shape([None, *x.shape[1:]])
+        return part
     return x[begin:end] if getattr(x, "shape", ()) else x
 
 

@@ -24,7 +24,7 @@ from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit._segments import has_own
 from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
-from mgpu_helpers.fit.mends import MENDS, everywhere, number, where
+from mgpu_helpers.fit.mends import MENDS, NUMBERS, everywhere, where
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole, strategy_here
 from mgpu_helpers.fit.stopping import as_before
 
@@ -426,7 +426,7 @@ def predicted(original: Any, self: Any, *args: Any, **named: Any) -> Any:
 
 
 # What looks first whether a model is ours, and that its variables are numbers: always there.
-ALWAYS = {"fit": fit, "float": number, "int": number, "predictions": predicted} | dict.fromkeys(
+ALWAYS = {"fit": fit, "predictions": predicted} | NUMBERS | dict.fromkeys(
     ("evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
 )
 INSIDE = MENDS | {
