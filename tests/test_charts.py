@@ -278,6 +278,8 @@ def test_blame_draws_work_then_waits_by_name_and_counts_the_others():
         ("b", 8, 5, pale(colour("/CPU:3"))), ("others (2)", 13, 7, "#b0b0b0"),
     ]  # fmt: skip
     assert rows_of(ax)[0] == "/CPU:1\n10% at work" and ax.get_title("right") == ""
+    named = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "waits for /CPU:2" in named and len(named) == len({*named})
     one = step_of(*(op if op[2] == "/CPU:1" else (*op[:2], "/CPU:2", *op[3:]) for op in ops),
                   edges=itertools.pairwise("abcde"))  # fmt: skip
     # All others for one device.

@@ -235,3 +235,9 @@ def test_what_draws_or_is_not_known_does_not_count_as_another(free, processes):
         processes = tuple(nvml.Process(1, None, None, *each) for each in processes)
     gpu = nvml.Gpu(0, "x", None, None, 100, None, free, *[None] * 4, processes)
     assert not gpu.others()
+
+
+def test_one_process_whose_user_is_hidden_is_of_another():
+    mine, hidden = (nvml.Process(i, None, None, uid) for i, uid in enumerate([os.getuid(), None]))
+    gpu = nvml.Gpu(0, "x", None, None, 100, None, 50, *[None] * 4, (mine, hidden))
+    assert "hidden" in gpu.others() and not gpu.others(mine=True)

@@ -197,6 +197,9 @@ def test_gradients_are_gradients(keras, plan):
     lstm = keras.Sequential([keras.Input((40, 32)), keras.layers.LSTM(64), keras.layers.Dense(1)])
     held = memory.predict(lstm, 128)  # nor is what a loop works with on its way back
     assert held.gradients < 2 * held.weights < held.activations / 50
+    wide = keras.Sequential([keras.Input((40, 900)), keras.layers.LSTM(4), keras.layers.Dense(1)])
+    x = 128 * 40 * 900 * 4  # turned to go by steps, and once more as a list of them
+    assert 2 * x < memory.predict(wide, 128, "sgd").activations < 2.2 * x
     norm = keras.Sequential([keras.Input((64, 64, 8)), keras.layers.BatchNormalization()])
     assert memory.predict(norm, 16, "sgd").gradients < 1000  # its averages are no gradients
 
