@@ -54,9 +54,9 @@ def replay(step: Steps) -> Replay:
     with collectives that cannot be matched, or without the kernels of its GPU.
 
     >>> from mgpu_helpers.trace import Op, Trace
-    >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
+    >>> two = Op("a", "Add", "/GPU:0", 0.0, 0.01), Op("b", "Add", "/GPU:1", 0.01, 0.01)
     >>> replay(Trace(two, (), {}, (("a", "b"),)))
-    replayed in 20... ms, traced in 20.0 ms (+0...%)
+    replayed in 20.0 ms, traced in 20.0 ms (+0.0%)
     """
     steps = _steps(step)
     replayed = tuple(_seconds(_tasks(each), threads_of(each)) for each in steps)
@@ -70,7 +70,7 @@ def faster(step: Steps, pattern: str, by: float = 2.0) -> Change:
     its operations, of both passes. A `by` below 1 makes them slower.
 
     >>> from mgpu_helpers.trace import Op, Trace
-    >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
+    >>> op = Op("conv1/Conv2D", "Conv2D", "/GPU:0", 0.0, 0.02)
     >>> faster(Trace((op,), (), {}, ()), "Conv2D", by=4)
     'Conv2D' (1 operation) 4 times as fast: 20.0 ms would be 5.0 ms, 4.00 times as fast
     """
@@ -106,10 +106,10 @@ def link(step: Steps, bytes_per_second: float) -> Change:
 
     >>> from mgpu_helpers.trace import Op, Trace
     >>> from mgpu_helpers.trace.records import Copy
-    >>> two = Op("a", "Add", "/CPU:1", 0.0, 0.01), Op("b", "Add", "/CPU:2", 0.01, 0.01)
-    >>> copy = Copy("a", "/CPU:1", "/CPU:2", 10_000_000, start=0.01, length=0.0)
+    >>> two = Op("a", "Add", "/GPU:0", 0.0, 0.01), Op("b", "Add", "/GPU:1", 0.01, 0.01)
+    >>> copy = Copy("a", "/GPU:0", "/GPU:1", 10_000_000, start=0.01, length=0.0)
     >>> link(Trace(two, (copy,), {}, (("a", "b"),)), 1e9)
-    a link of 1 GB/s: 20.0 ms would be 30... ms, 1.5... times as slow
+    a link of 1 GB/s: 20.0 ms would be 30.0 ms, 1.50 times as slow
     """
 
     def change(tasks: list[Task], step: Trace) -> list[Task]:
@@ -133,9 +133,9 @@ def towers(
     no time. Each device is worth a core. With n=1 nothing but the batch changes, on any devices.
 
     >>> from mgpu_helpers.trace import Op, Trace
-    >>> op = Op("conv1/Conv2D", "Conv2D", "/CPU:1", 0.0, 0.02)
-    >>> towers(Trace((op,), (), {}, ()), 2)
-    2 towers: 20.0 ms would be 10.0 ms, 2.00 times as fast
+    >>> op = Op("conv1/Conv2D", "Conv2D", "/GPU:0", 0.0, 0.02)
+    >>> towers(Trace((op,), (), {}, ()), 2, bytes_per_second=8e9)
+    2 towers by a link of 8 GB/s: 20.0 ms would be 10.0 ms, 2.00 times as fast
     >>> towers(Trace((op,), (), {}, ()), 1, batch=0.25)
     1 tower with 0.25 times the batch each: 20.0 ms would be 5.0 ms, 4.00 times as fast
     """
