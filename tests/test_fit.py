@@ -75,6 +75,9 @@ def test_what_several_replicas_keep_of_one_number_is_a_number(keras, plan):
     assert float(optimizer.learning_rate) == np.float32(0.01)
     assert int(optimizer.iterations) == 0
     assert float(optimizer.iterations) == 0.0 and int(optimizer.learning_rate) == 0
+    assert int(optimizer.iterations.value) == 0
+    with fit.strategy(plan).scope():
+        np.testing.assert_allclose(optimizer.learning_rate.value, np.float32(0.01))
 
 
 def test_each_replica_drops_out_other_places_and_the_same_in_every_run(keras, tf, plan):

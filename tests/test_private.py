@@ -70,6 +70,7 @@ keras.Layer._get_call_context keras.Layer._maybe_reset_call_context keras.Model.
 tensorflow.Graph._get_function tensorflow.Operation._add_control_inputs
 tensorflow.Operation._set_attr tensorflow.Operation._set_device
 tensorflow.compiler.tf2xla.python.xla.optimization_barrier
+tensorflow.python.distribute.values.DistributedVariable
 tensorflow.python.eager.context.Context.clear_kernel_cache
 tensorflow.python.eager.context.Context.config
 tensorflow.python.eager.context.Context.device_name

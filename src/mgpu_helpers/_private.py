@@ -17,6 +17,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mgpu_helpers._later import keras, tf
 
 # TensorFlow's runtime writes these into graphs and traces. They are types of operations and parts
@@ -569,8 +571,6 @@ KERAS = {
     "mean": "keras.metrics.Mean.update_state",
     "sums": "keras.metrics.Sum.update_state",
     "unsaved": "keras.src.saving.saving_lib.get_attr_skipset",
-    "float": "keras.Variable.__float__",
-    "int": "keras.Variable.__int__",
 }
 
 
@@ -641,6 +641,18 @@ def weights_of_loss(sample_weight: Any, mask: Any, dtype: Any, reduction: str) -
     from keras.src.losses.loss import apply_mask
 
     return apply_mask(sample_weight, mask, dtype, reduction)
+
+
+def let_copies_be_numbers() -> None:
+    """Let a variable of several replicas be what one device's is: a number, and NumPy's array.
+
+    TensorFlow lets it be neither, or an array outside of scopes alone.
+    """
+    from tensorflow.python.distribute.values import DistributedVariable as Copies
+
+    Copies.__int__ = lambda self: int(self.numpy())
+    Copies.__float__ = lambda self: float(self.numpy())
+    Copies.__array__ = lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype)
 
 
 def numbered(kind: Any, number: int) -> Any:

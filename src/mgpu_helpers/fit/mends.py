@@ -245,21 +245,6 @@ def mean(original: Any, self: Any, values: Any, sample_weight: Any = None) -> An
     return original(self, values, weight if sample_weight is None else sample_weight)
 
 
-def _number(kind: type) -> Any:
-    """Make the mend that lets a variable of several replicas be a number, as `.numpy()` has it."""
-
-    @everywhere
-    def number(original: Any, self: Any) -> Any:
-        strategy = getattr(self.value, "distribute_strategy", None)
-        of_fit = getattr(strategy, "of_fit", False) and self.ndim == 0
-        return kind(self.numpy()) if of_fit else original(self)
-
-    return number
-
-
-NUMBERS = {"float": _number(float), "int": _number(int)}
-
-
 @on_replicas
 def unscale(original: Any, value: Any) -> Any:
     """Give the metric of a loss what it shows of all replicas.

@@ -24,7 +24,7 @@ from mgpu_helpers.fit._moving import optimizers_of
 from mgpu_helpers.fit._segments import has_own
 from mgpu_helpers.fit._workers import UntilOneEnds, compare_inputs, compare_lengths
 from mgpu_helpers.fit.callbacks import of_worker
-from mgpu_helpers.fit.mends import MENDS, NUMBERS, everywhere, where
+from mgpu_helpers.fit.mends import MENDS, everywhere, where
 from mgpu_helpers.fit.shares import Predicted, Shared, Whole, strategy_here
 from mgpu_helpers.fit.stopping import as_before
 
@@ -425,8 +425,8 @@ def predicted(original: Any, self: Any, *args: Any, **named: Any) -> Any:
         vars(strategy).pop("asks_at_each_step", None)
 
 
-# What looks first whether a model is ours, and that its variables are numbers: always there.
-ALWAYS = {"fit": fit, "predictions": predicted} | NUMBERS | dict.fromkeys(
+# What looks first whether a model is ours: always there.
+ALWAYS = {"fit": fit, "predictions": predicted} | dict.fromkeys(
     ("evaluate", "train_on_batch", "test_on_batch", "predict_on_batch"), entered
 )
 INSIDE = MENDS | {
@@ -488,5 +488,6 @@ def by_few(ask: Callable[[Any], Any], like: Any) -> Any:
 
 def mend_entries() -> None:
     """Mend what a user calls, once in a process."""
+    _private.let_copies_be_numbers()
     for which, how in ALWAYS.items():
         _private.mend(which, how)
