@@ -444,8 +444,8 @@ def convolutions() -> Any:
 def sparse() -> Any:
     """Have a matrix of which little is there: its gradient has a row for each column that is."""
     given = [keras.Input((6,), sparse=True), keras.Input((6,))]
-    x = layers.add([layers.Dense(4, "tanh")(each) for each in given])
-    model = keras.Model(given, layers.Dense(3)(x))
+    x = layers.add([layers.Dense(4, "tanh", name=f"up_{i}")(x) for i, x in enumerate(given)])
+    model = keras.Model(given, layers.Dense(3, name="down_0")(x))
     model.compile("adam", cross(), metrics=["accuracy"])
     return model, {"x": [tf.sparse.from_dense(X * (X > 0.3)), X]}
 

@@ -18,7 +18,7 @@ CELLS = {
     "stages in pieces": "masks regularized", "all forward first": "two_of_each",
     "owners": "normalized", "host": "averaged", "layers": "gated decoder",
     "owners, pieces": "masks", "shares, pieces": "masks last_of_one", "halves": "strategy",
-    "strategy": REPLICAS.replace("several_steps", ""),  # on cores refused
+    "strategy": REPLICAS.replace("several_steps", "") + " sparse ragged",  # on cores refused
 }  # fmt: skip
 EVERY = [f"{way}-{case}" for way, cases in CELLS.items() for case in cases.split()]
 

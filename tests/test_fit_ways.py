@@ -42,7 +42,7 @@ HALVED = PIECES.replace("subclass", "").replace("areas", "")
 # What an optimizer does sometimes is refused under a strategy.
 REPLICAS = ORDINARY.replace("keras_accumulates", "").replace("averaged", "")
 PAIRS = ("sequential own_step class_weights mean_of_weights last_of_one several_steps "
-         "keras_accumulates averaged watched gated causal decoder sure")  # fmt: skip
+         "keras_accumulates averaged watched gated causal decoder sure sparse")  # fmt: skip
 
 
 def using(**options: Any) -> Callable[[Any, Any], Any]:
@@ -113,7 +113,7 @@ WAYS = {
     "stages": Way(staged(), "", PARTS, owners=ALL),
     "stages in pieces": Way(staged(pieces=4), "own_step convolutions",
                             f"{HALVED} {LISTED} convolutions", owners=ALL),
-    "owners": Way(using(state="owners"), "regularized", ORDINARY, 1e-12, ALL),
+    "owners": Way(using(state="owners"), "regularized", f"{ORDINARY} {LISTED}", 1e-12, ALL),
     "layers": Way(in_parts(), "gated", PAIRS, owners=ALL),
     "strategy": Way(
         lambda model, devices: model, "mean_of_weights normalized several_steps ragged",
