@@ -453,6 +453,8 @@ def test_gpus_in_use_are_said_by_the_rule_of_the_runner(driver, tmp_path):
     text = body(facts(driver, FAKE_USE=str(tmp_path / "use")))
     said = "GPU 0 (0.3 of 4.0 GiB free), GPU 2 (processes whose user is hidden from here); mgpu run"
     assert said in " ".join(text.split()) and "devices.setup takes them" in " ".join(text.split())
+    assert text.count(" of 4.0 GiB") == 2 and "\ncluster" not in text
+    assert "\ncluster" in body(replace(facts(driver), cluster=()))
 
 
 @pytest.mark.thorough
