@@ -16,6 +16,7 @@ import pytest
 import test_cluster
 import test_jobs
 from conftest import lives, wait_for
+from mgpu_helpers import __main__ as command
 from test_cluster import launcher
 
 here, never_hangs, scripts = test_jobs.here, test_jobs.never_hangs, test_cluster.scripts
@@ -109,6 +110,15 @@ def test_a_child_in_a_group_or_session_of_its_own_ends_with_its_worker(name):
             ran.send_signal(getattr(signal, name))
         ran.communicate(timeout=20)
     wait_for(lambda: not any(map(lives, pids())))
+
+
+def test_ctrl_c_while_a_class_is_made_ends_as_ever(monkeypatch):
+    class Pressed:
+        def __set_name__(self, *_):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_called", lambda _: type("Worker", (), {"x": Pressed()}))
+    assert command.main(["cluster"]) == 130
 
 
 def test_ctrl_c_at_each_moment_leaves_no_process_and_no_traceback(monkeypatch):

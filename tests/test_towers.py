@@ -177,6 +177,9 @@ def test_make_parallel_needs_batches_of_an_unknown_size_too(tf, plan):
     parallel = tf.function(towers.make_parallel(tf.reduce_mean, plan.devices))
     with pytest.raises(ValueError, match="a single value for a shard of some examples"):
         parallel.get_concrete_function(tf.TensorSpec([None, 3]))
+    lists = towers.make_parallel(tf.RaggedTensor.from_tensor, plan.devices)
+    with pytest.raises(ValueError, match="a RaggedTensor"):
+        lists(np.zeros((4, 3)))
 
 
 # Averaging

@@ -58,7 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     status, failed = 0, None
     try:
         status = _called(arguments)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # Python 3.11 wraps what comes while a class gets its attributes' names.
+        if not any(isinstance(each, KeyboardInterrupt) for each in (error, error.__cause__)):
+            raise
         status = 130
     except OSError as error:
         if error.filename or _is_script(arguments):  # no output of ours

@@ -161,6 +161,11 @@ def check_rows(given: Any, results: Sequence[Any]) -> None:
 
     wanted = tf.TensorShape(given.shape)[0]
     for value in results:
+        if tf.is_tensor(value) and not isinstance(value, tf.Tensor):
+            raise ValueError(
+                f"the function returned a {type(value).__name__}, which those of shards cannot be "
+                "put together to: return what its to_tensor() or tf.sparse.to_dense gives."
+            )
         shape = tf.TensorShape(() if value is None else tf.convert_to_tensor(value).shape)
         if shape.rank == 0 or None not in (wanted, shape.rank, shape[0]) and shape[0] != wanted:
             what = counted(shape[0], "row") if shape.rank else "a single value"
