@@ -527,6 +527,20 @@ def test_a_fit_that_somebody_has_unwrapped_again_is_mended_once_more(keras, plan
     same(trained(plain, fit.strategy(plan).scope()), of_plain())
 
 
+@pytest.mark.parametrize("way", ["strategy", "pieces"])
+def test_one_layer_of_two_sparse_inputs_is_refused(tf, keras, plan, way):
+    """Adam squares what each of both gives for a row, which parts have in more parts."""
+    with fit.strategy(plan).scope() if way == "strategy" else contextlib.nullcontext():
+        given = [keras.Input(X.shape[1:], sparse=True) for _ in range(2)]
+        layer = keras.layers.Dense(1)
+        model = keras.Model(given, keras.layers.add([layer(each) for each in given]))
+        model.compile("adam", "mse")
+    if way == "pieces":
+        fit.use(model, pieces=2)
+    with pytest.raises(ValueError, match=r"sparse\.to_dense"):
+        model.fit([tf.sparse.from_dense(X)] * 2, Y, verbose=0)
+
+
 def test_a_loss_may_be_a_number_of_python(keras, plan):
     with fit.strategy(plan).scope():
         model = plain()

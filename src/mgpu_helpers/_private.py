@@ -13,11 +13,10 @@ import json
 import os
 import pathlib
 import pkgutil
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from mgpu_helpers._later import keras, tf
 
@@ -593,12 +592,10 @@ class _Mended:
 
     def undone(self, there: Any) -> bool:
         """Say whether Keras's own is there again: what somebody wrapped first was unwrapped."""
-        code = getattr(there, "__code__", None)
-        return (
-            there is not self.made
-            and code is not None
-            and "keras" in pathlib.Path(code.co_filename).parts
-        )
+        of_keras = os.path.dirname(str(sys.modules["keras"].__file__))
+        code = getattr(there, "__code__", None)  # what `functools.wraps` gives on is no proof
+        own = code is not None and code.co_filename.startswith(of_keras + os.sep)
+        return own and there is not self.made
 
 
 _mended: dict[str, _Mended] = {}
@@ -648,6 +645,7 @@ def let_copies_be_numbers() -> None:
 
     TensorFlow lets it be neither, or an array outside of scopes alone.
     """
+    import numpy as np
     from tensorflow.python.distribute.values import DistributedVariable as Copies
 
     Copies.__int__ = lambda self: int(self.numpy())

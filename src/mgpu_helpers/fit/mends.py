@@ -424,7 +424,8 @@ def _rows(gradient: Any) -> Any:
 def _as(gradient: Any, of_all: Any) -> Any:
     """Make a gradient for the same rows of what `_rows` of all replicas add up to."""
     if not same_rows(gradient):
-        return each_row_once(of_all) if has_rows_once(gradient) else of_all
+        alone = strategy_here().num_replicas_in_sync == 1
+        return of_all if alone or not has_rows_once(gradient) else each_row_once(of_all)
     return tf.IndexedSlices(of_all, gradient.indices, gradient.dense_shape)
 
 

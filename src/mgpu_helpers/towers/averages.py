@@ -70,7 +70,8 @@ def _added(column: Sequence[Any]) -> Any:
         return tf.IndexedSlices(tf.add_n(values), alike[0].indices, each[0].dense_shape)
     # What stands there twice for a row adds up when it is used.
     joined = tf.IndexedSlices(tf.concat(values, 0), tf.concat(indices, 0), each[0].dense_shape)
-    return each_row_once(joined) if any(map(has_rows_once, each)) else joined
+    once = len(each) > 1 and any(map(has_rows_once, each))
+    return each_row_once(joined) if once else joined
 
 
 def same_rows(gradient: Any) -> bool:
@@ -103,10 +104,20 @@ def has_rows_once(gradient: Any) -> bool:
     """
     import tensorflow as tf
 
-    rows: Any = getattr(gradient, "indices", None)
-    while tf.is_symbolic_tensor(rows) and rows.op.type in ("Identity", "Reshape", "Cast"):
-        rows = rows.op.inputs[0]
-    return tf.is_symbolic_tensor(rows) and rows.op.type in ("Unique", "UniqueV2")
+    def made_by(rows: Any) -> Any:
+        while tf.is_symbolic_tensor(rows) and rows.op.type in ("Identity", "Reshape", "Cast"):
+            rows = rows.op.inputs[0]
+        return rows.op if tf.is_symbolic_tensor(rows) else None
+
+    op, once = made_by(getattr(gradient, "indices", None)), ("Unique", "UniqueV2")
+    if op is not None and op.type == "ConcatV2":
+        if any(made is not None and made.type in once for made in map(made_by, op.inputs)):
+            raise ValueError(
+                "a weight is multiplied by several sparse tensors, and an optimizer takes its rows "
+                "apart for each of them, which it cannot for parts of a batch: give the layer what "
+                "tf.sparse.to_dense makes of them, or each a layer of its own."
+            )
+    return op is not None and op.type in once
 
 
 def each_row_once(gradient: Any) -> Any:
